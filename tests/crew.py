@@ -1,0 +1,136 @@
+"""Warm processes that run a chapter's main(argv) again and again.
+
+A launch costs seconds, nearly all of it importing torch. A table of cases therefore runs in one
+crew of processes that import it once. Each case still gets a process group of its own, on a free
+port, and its own fresh arguments; what a crew cannot show (launchers, exits, signals) is left to
+real launches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from harness import clean_environment, free_port, load_chapter
+
+
+def _serve(pipe: Any) -> None:
+    """The life of a crew member: take a function and its arguments, answer what it returns."""
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            function, args, env = pipe.recv()
+        except EOFError:
+            return
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            os.environ.pop(name, None)
+        os.environ.update(env)
+        try:
+            answer = ("done", function(*args))
+        except BaseException:
+            answer = ("failed", traceback.format_exc())
+        finally:
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
+        pipe.send(answer)
+
+
+class Crew:
+    """Up to `size` processes; use as a context manager."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.members = size, []
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.dismiss()
+
+    def dismiss(self) -> None:
+        """End all processes; the next call starts new ones."""
+        for process, pipe in self.members:
+            process.kill()
+            process.join()
+            pipe.close()
+        self.members = []
+
+    def _hire(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        before = dict(os.environ)
+        os.environ.clear()
+        os.environ.update(clean_environment())
+        try:
+            while len(self.members) < self.size:
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs,), daemon=False)
+                process.start()
+                theirs.close()
+                self.members.append((process, ours))
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+    def run(
+        self, function: Callable, *args: Any, world_size: int = 1, timeout: float = 120
+    ) -> list[Any]:
+        """function(*args) on world_size ranks at once, each with the environment that torchrun
+        would give it; returns their answers in the order of ranks. A rank that raises, or one
+        that does not answer in time, fails the test and ends the crew."""
+        assert world_size <= self.size
+        self._hire()
+        shared = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        for rank, (_, pipe) in enumerate(self.members[:world_size]):
+            pipe.send((function, args, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}))
+        answers = []
+        for rank, (process, pipe) in enumerate(self.members[:world_size]):
+            if not pipe.poll(timeout):
+                self.dismiss()
+                raise AssertionError(f"rank {rank} of {world_size} did not answer in {timeout} s")
+            try:
+                answers.append(pipe.recv())
+            except EOFError:
+                self.dismiss()
+                raise AssertionError(f"rank {rank} died: {process.exitcode}") from None
+        if failed := [text for state, text in answers if state == "failed"]:
+            self.dismiss()
+            raise AssertionError(failed[0])
+        return [value for _, value in answers]
+
+
+def call_main(chapter: str, argv: list[str], patches: dict[str, Any] | None = None) -> dict:
+    """In a crew member: run a chapter's whole work on argv as the rank in the environment.
+
+    patches: functions of the chapter to replace while it runs, by name. Returns {"exit": the text
+    or status of a SystemExit or None, "stdout", "stderr"}; any other exception goes through.
+    03_multiprocessing is entered where its spawned worker enters: what starts processes is
+    left to real launches.
+    """
+    module = load_chapter(chapter)
+    kept = {name: getattr(module, name) for name in patches or {}}
+    stdout, stderr, code = io.StringIO(), io.StringIO(), None
+    try:
+        for name, value in (patches or {}).items():
+            setattr(module, name, value)
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            if chapter == "03_multiprocessing":
+                nodes = ["--nprocs", os.environ["WORLD_SIZE"]]
+                module.worker(int(os.environ["RANK"]), [*argv, *nodes], os.environ["MASTER_PORT"])
+            else:
+                module.main(argv)
+    except SystemExit as error:
+        code = error.code
+    finally:
+        for name, value in kept.items():
+            setattr(module, name, value)
+        sys.stdout.flush()
+    return {"exit": code, "stdout": stdout.getvalue(), "stderr": stderr.getvalue()}
