@@ -1,0 +1,43 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# PYTHON names the interpreter that makes the environment, VENV where it goes.
+PYTHON ?= python3
+VENV ?= .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: help demo test smoke smoke-oldest proof lint clean
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
+
+demo: $(VENV)/ready  ## train chapter 02 on two processes (or all GPUs) and draw the curve
+	$(RUN) tools/demo.py
+
+test: $(VENV)/ready lint  ## all tests
+	$(RUN) -m pytest -m "not proof" $(ARGS)
+
+smoke: $(VENV)/ready  ## every chapter once, on CPUs, one GPU or many
+	$(RUN) -m pytest -m smoke $(ARGS)
+
+smoke-oldest: $(VENV)-oldest/ready  ## the same on the oldest torch we support
+	$(VENV)-oldest/bin/python -m pytest -m smoke $(ARGS)
+
+proof: $(VENV)/ready  ## the long proofs, then every protection broken on purpose
+	$(RUN) -m pytest -m proof $(ARGS)
+	$(RUN) tests/mutations.py
+
+lint: $(VENV)/ready  ## formatting and static checks
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+clean:  ## remove the environments, the demo's data and all runs
+	rm -rf $(VENV) $(VENV)-oldest data runs
+
+$(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed, this is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet -c constraints.txt -r requirements-dev.txt
+	touch $@
+
+$(VENV)-oldest/ready: requirements.txt requirements-oldest.txt
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet -r requirements-oldest.txt
+	touch $@

@@ -1,0 +1,59 @@
+"""The demo behind `make demo`: chapter 02 on real JPEG files, from nothing to a curve.
+
+    python tools/demo.py [--seed N]
+
+Draws the toy ImageNet into data/toy if it is not there, trains 02_distributed on it with one
+process per GPU (two processes on a machine without one) and names what came out. Every call
+starts a new run folder; an older one is never touched.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from run_log import read_run
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = Path("data", "toy")
+EPOCHS, BATCH_SIZE = 16, 32
+
+
+def call(*words: object) -> None:
+    """Run a command in the repository's folder, shown as a reader would type it."""
+    shown = " ".join(str(word) for word in words)
+    print(f"\n$ {shown.replace(sys.executable + ' -m torch.distributed.run', 'torchrun')}", flush=True)
+    status = subprocess.call([str(word) for word in words], cwd=ROOT)
+    if status:
+        raise SystemExit(f"demo: the command above ended with status {status}")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0, help="of the training")
+    args = parser.parse_args(argv)
+
+    if not (ROOT / DATA).exists():
+        call(sys.executable, "tools/toy_imagenet.py", DATA)
+    processes = torch.cuda.device_count() or 2
+    run_dir = Path("runs", time.strftime("demo-%Y%m%d-%H%M%S"))
+    call(
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", processes, "02_distributed/main.py", "--data", DATA),
+        *("--arch", "resnet18", "--image-size", 64, "--epochs", EPOCHS),
+        *("--batch-size", BATCH_SIZE * processes // 2, "--lr", 0.1, "--seed", args.seed),
+        *("--output-dir", run_dir),
+    )
+    call(sys.executable, "tools/plot.py", run_dir)
+
+    run = read_run(ROOT / run_dir)
+    last = run.eval[-1]
+    print(f"\nvalidation: {last['acc1']:.2f} % of {last['images']} images right, exactly")
+    print(f"checkpoint: {run_dir / 'checkpoint.pt'} (the best epoch: {run_dir / 'best.pt'})")
+    print(f"curve:      {run_dir / 'curve.png'}")
+
+
+if __name__ == "__main__":
+    main()
