@@ -336,16 +336,15 @@ def train_one_epoch(
         totals[2] += len(targets)
         if step_in_epoch % args.print_freq == 0 or step_in_epoch == len(loader):
             # [dist] One collective and one wait for the device, for all three, in many steps.
-            loss_sum, correct, count = all_reduce_sum(totals).tolist()
+            loss_sum, correct, n = all_reduce_sum(totals).tolist()
             last_good = max(args.output_dir.glob("checkpoint.pt"), default="none")
             bad = f"loss {loss_sum} by step {log.step}, last good checkpoint: {last_good}"
             refuse_if(not math.isfinite(loss_sum), f"{bad}; try a lower --lr")
-            seconds = time.perf_counter() - window
-            metrics = {"loss": loss_sum / count, "acc1": 100 * correct / count, "lr": lr}
-            metrics["images_per_second"] = round(count / seconds, 1)
-            metrics["data_wait"] = round(waited / seconds, 3)
+            took = time.perf_counter() - window
+            row = {"loss": loss_sum / n, "acc1": 100 * correct / n, "lr": lr}
+            row |= {"images_per_second": round(n / took, 1), "data_wait": round(waited / took, 3)}
             peak = torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss << 10
-            log.event("train", **metrics, max_memory=peak >> 20)
+            log.event("train", **row, max_memory=peak >> 20)
             waited, window = 0.0, time.perf_counter()
             totals.zero_()
         asked = time.perf_counter()
@@ -368,9 +367,8 @@ def evaluate(args: Namespace, model: nn.Module, loader: DataLoader, log: RunLog)
         totals[2] += hits.sum()
         totals[3] += len(targets)
     # [dist] The only collective: a rank may have had fewer batches than the others, or none.
-    loss, top1, top5, count = all_reduce_sum(totals).tolist()
-    result = {"loss": loss / count, "acc1": 100 * top1 / count, "acc5": 100 * top5 / count}
-    return result | {"images": int(count)}
+    loss, top1, top5, n = all_reduce_sum(totals).tolist()
+    return {"loss": loss / n, "acc1": 100 * top1 / n, "acc5": 100 * top5 / n, "images": int(n)}
 
 
 def run(args: Namespace, checkpoint: dict) -> None:
@@ -400,6 +398,8 @@ def run(args: Namespace, checkpoint: dict) -> None:
     facts |= {"torch": torch.__version__, "cuda": torch.version.cuda, "host": os.uname().nodename}
     facts |= {"device": name, "world_size": world_size, "global_batch_size": args.batch_size}
     facts |= {"per_rank_batch_size": train_loader.batch_size, "steps_per_epoch": len(train_loader)}
+    saved = [(k, checkpoint["args"][k]) for k in RESUMED.split()] if checkpoint else []
+    facts |= {f"{k} was": old for k, old in saved if old != settings[k]}  # what the user changed
     log.event("start", chapter=CHAPTER, resumed_from_step=log.step, **facts, args=settings)
     model = wrap_model(args, raw_model, device)  # [dist] once it has its weights and its device
     if args.evaluate:
