@@ -328,7 +328,7 @@ def train_one_epoch(
         optimizer.zero_grad()
         loss.backward()  # [dist] averages the gradients over the ranks while it still computes
         optimizer.step()
-        lr = schedule.get_last_lr()[0]
+        lr = optimizer.param_groups[0]["lr"]
         schedule.step()
         log.step += 1
         totals[0] += loss.detach() * len(targets)

@@ -169,7 +169,7 @@ def broadcast_buffers(model: nn.Module) -> None:
 
 def cleanup() -> None:
     """Leave the other ranks, at the end of a good run; a failing one just exits."""
-    dist.destroy_process_group()  # [dist]
+    dist.destroy_process_group()  # [dist] or torch warns of resources that nobody released
 
 
 def load_image(path: str) -> Tensor:
@@ -352,7 +352,7 @@ def train_one_epoch(
         optimizer.zero_grad()
         loss.backward()  # [dist] averages the gradients over the ranks while it still computes
         optimizer.step()
-        lr = schedule.get_last_lr()[0]
+        lr = optimizer.param_groups[0]["lr"]
         schedule.step()
         log.step += 1
         totals[0] += loss.detach() * len(targets)

@@ -165,7 +165,7 @@ def broadcast_buffers(model: nn.Module) -> None:
 
 def cleanup() -> None:
     """Leave the other ranks, at the end of a good run; a failing one just exits."""
-    dist.destroy_process_group()  # [dist]
+    dist.destroy_process_group()  # [dist] or torch warns of resources that nobody released
 
 
 def load_image(path: str) -> Tensor:
@@ -348,7 +348,7 @@ def train_one_epoch(
         optimizer.zero_grad()
         loss.backward()  # [dist] averages the gradients over the ranks while it still computes
         optimizer.step()
-        lr = schedule.get_last_lr()[0]
+        lr = optimizer.param_groups[0]["lr"]
         schedule.step()
         log.step += 1
         totals[0] += loss.detach() * len(targets)
@@ -419,8 +419,13 @@ def write_csv(path: Path, rows: list[list]) -> None:
     temporary.replace(path)
 
 
-def write_details(args: Namespace, val_set: Dataset, confusion: Tensor, rows: Tensor) -> None:
-    """confusion.csv, per_class.csv and the predictions, rows being those of the whole data set."""
+def write_details(
+    args: Namespace, val_set: Dataset, confusion: Tensor, rows: Tensor, rank: int, world_size: int
+) -> None:
+    """Rank 0 writes confusion.csv, per_class.csv and the predictions; rows are this rank's."""
+    rows = gather_rows(rows, len(val_set), world_size)  # [dist] before the others may leave
+    if rank != 0:
+        return
     names = getattr(val_set, "classes", None) or [str(c) for c in range(len(confusion))]
     counts = confusion.long().tolist()
     lines = [[name, *line] for name, line in zip(names, counts, strict=True)]
@@ -446,11 +451,12 @@ def write_details(args: Namespace, val_set: Dataset, confusion: Tensor, rows: Te
 
 @torch.inference_mode()
 def evaluate_naive(
-    args: Namespace, model: nn.Module, val_set: Dataset, log: RunLog, rank: int, world_size: int
+    args: Namespace, model: nn.Module, val_set: Dataset, log: RunLog, ranks: tuple, exact: float
 ) -> dict:
-    """What most scripts report: each rank's own mean over a padded share, and the mean of those."""
-    device = next(model.eval().parameters()).device
-    # [dist] Repeats the first images until all shares are equal: they count twice.
+    """What most scripts report: every rank's mean over a padded share, and the mean of these; and
+    how far it is from the exact acc1, because the images that fill the shares count twice."""
+    device, (rank, world_size) = next(model.eval().parameters()).device, ranks
+    # [dist] Repeats the first images until all shares are equal, and takes those for new ones.
     sampler = DistributedSampler(val_set, world_size, rank, shuffle=False)
     loader = DataLoader(val_set, args.batch_size // world_size, sampler=sampler)
     totals = torch.zeros(2, dtype=torch.float64, device=device)  # loss sum, correct
@@ -460,8 +466,11 @@ def evaluate_naive(
             logits = model(images).double()
         totals[0] += nn.functional.cross_entropy(logits, targets, reduction="sum")
         totals[1] += (logits.argmax(1) == targets).sum()
-    loss, acc1 = (all_reduce_sum(totals / len(sampler)) / world_size).tolist()  # [dist]
-    return {"loss": loss, "acc1": 100 * acc1, "images": len(sampler) * world_size}
+    # [dist] A sum of means: right only where every share counts as much and none is padded.
+    loss, acc1 = (all_reduce_sum(totals / len(sampler)) / world_size).tolist()
+    result = {"loss": loss, "acc1": 100 * acc1, "images": len(sampler) * world_size}
+    result["counted_twice"] = result["images"] - len(val_set)
+    return result | {"acc1_off_by": 100 * acc1 - exact}
 
 
 def run(args: Namespace, checkpoint: dict) -> None:
@@ -517,14 +526,10 @@ def run(args: Namespace, checkpoint: dict) -> None:
         if rank == 0:  # [dist] one writer for one file
             save_checkpoint(args.output_dir, state, is_best)
     if details:
-        rows = gather_rows(details[1], len(val_set), world_size)  # [dist] every rank takes part
-        if rank == 0:
-            write_details(args, val_set, details[0], rows)
+        write_details(args, val_set, *details, rank, world_size)
     if details and args.compare_naive:
-        naive = evaluate_naive(args, raw_model, val_set, log, rank, world_size)
-        twice = naive["images"] - result["images"]
-        off_by = naive["acc1"] - result["acc1"]
-        log.event("naive", **naive, counted_twice=twice, acc1_off_by=off_by)
+        ranks, exact = (rank, world_size), result["acc1"]
+        log.event("naive", **evaluate_naive(args, raw_model, val_set, log, ranks, exact))
     log.event("end", best_acc1=best_acc1)
     cleanup()  # [dist]
 

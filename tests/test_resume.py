@@ -1,0 +1,223 @@
+"""A resumed run is the uninterrupted one: bit for bit where the arithmetic is the same."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from crew import Crew, call_main
+from harness import CHAPTERS, assert_same, events, load_chapter, load_state, rows
+from models import plain_float64, stateful
+
+WORLD_SIZES = {"01_dataparallel": 1, "02_distributed": 2, "03_multiprocessing": 3}
+BATCH = ["--batch-size", "12", "--image-size", "16"]
+
+
+def save_every_epoch(folder: Path, state: dict, is_best: bool) -> None:
+    """In place of save_checkpoint: every epoch's file is kept, as a killed run would leave it."""
+    torch.save(state, folder / "checkpoint.pt")
+    torch.save(state, folder / f"after{state['epoch']}.pt")
+
+
+def train(crew: Crew, chapter: str, world_size: int, argv: list, **patches: Any) -> list[dict]:
+    answers = crew.run(
+        call_main, chapter, [str(word) for word in argv], patches, world_size=world_size
+    )
+    assert [answer["exit"] for answer in answers] == [None] * world_size, answers
+    return answers
+
+
+def without_args(state: dict) -> dict:
+    """A checkpoint less the arguments, where the folder's name stands."""
+    return {key: value for key, value in state.items() if key != "args"}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_bit_for_bit(
+    chapter: str, workers: int, crew: Crew, tmp_path: Path, image_folder: Path
+) -> None:
+    """Dropout, BatchNorm, augmentation and loader workers: what is saved in the end and all that
+    is logged on the way is the same."""
+    world_size = min(2, WORLD_SIZES.get(chapter, 2))
+    argv = ["--data", image_folder, *BATCH, "--epochs", 3, "--workers", workers, "--seed", 5]
+    argv += ["--print-freq", 1]
+    whole = tmp_path / "whole"
+    patches = {"build_model": stateful}
+    train(
+        crew, chapter, world_size, [*argv, "--output-dir", whole],
+        **patches, save_checkpoint=save_every_epoch,
+    )  # fmt: skip
+    # As if the run had been killed in its second epoch: the first one's checkpoint, and a log
+    # that is further than it.
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    shutil.copy(whole / "after1.pt", cut / "checkpoint.pt")
+    log = (whole / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (cut / "metrics.jsonl").write_text("".join(log[:5]))
+    resumed = ["--data", image_folder, "--workers", workers, "--print-freq", 1]
+    train(crew, chapter, world_size, [*resumed, "--resume", "auto", "--output-dir", cut], **patches)
+
+    assert_same(
+        without_args(load_state(whole / "checkpoint.pt")),
+        without_args(load_state(cut / "checkpoint.pt")),
+    )
+    start = rows(cut, "start")[1]
+    assert start["resumed_from_step"] == 2 and start["epoch"] == 1
+
+    def numbers(run_dir: Path) -> list[tuple]:
+        keys = ("event", "epoch", "step", "loss", "acc1", "acc5", "lr", "images")
+        last = max(i for i, row in enumerate(events(run_dir)) if row["event"] == "start")
+        after = events(run_dir)[last:]
+        return [
+            tuple(row.get(key) for key in keys)
+            for row in after
+            if row["event"] in ("train", "eval") and row["epoch"] >= 1
+        ]
+
+    assert len(numbers(whole)) == 6  # two steps and an evaluation, twice
+    assert numbers(cut) == numbers(whole)
+
+
+def test_the_model_of_that_proof_is_random(crew: Crew, tmp_path: Path, image_folder: Path) -> None:
+    """Another seed gives another result: otherwise the test above could not see a lost seed."""
+    argv = ["--data", image_folder, *BATCH, "--epochs", 1, "--workers", 0]
+    for seed in (5, 6):
+        own = [*argv, "--seed", seed, "--output-dir", tmp_path / str(seed)]
+        train(crew, "02_distributed", 2, own, build_model=stateful)
+    a, b = (load_state(tmp_path / str(seed) / "checkpoint.pt") for seed in (5, 6))
+    assert not torch.equal(a["model"]["layers.6.weight"], b["model"]["layers.6.weight"])
+
+
+@pytest.mark.parametrize("last", CHAPTERS)
+@pytest.mark.parametrize("first", CHAPTERS)
+def test_any_chapter_resumes_any_other(first: str, last: str, crew: Crew, tmp_path: Path) -> None:
+    """At different world sizes: 1, 2 and 3 ranks, 2 for 07."""
+    argv = ["--synthetic", 50, *BATCH, "--epochs", 2, "--workers", 0]
+    patches = {"build_model": plain_float64, "save_checkpoint": save_every_epoch}
+    whole, other = tmp_path / "whole", tmp_path / "other"
+    train(crew, first, WORLD_SIZES.get(first, 2), [*argv, "--output-dir", whole], **patches)
+    resume = ["--synthetic", 50, "--workers", 0, "--resume", whole / "after1.pt"]
+    train(
+        crew, last, WORLD_SIZES.get(last, 2), [*resume, "--output-dir", other],
+        build_model=plain_float64,
+    )  # fmt: skip
+    a, b = load_state(whole / "checkpoint.pt"), load_state(other / "checkpoint.pt")
+    assert (b["epoch"], b["global_step"]) == (2, 8)
+    for name, tensor in a["model"].items():
+        assert torch.allclose(tensor, b["model"][name], rtol=0, atol=1e-10), name
+    for key, slot in a["optimizer"]["state"].items():
+        momentum = b["optimizer"]["state"][key]["momentum_buffer"]
+        assert torch.allclose(slot["momentum_buffer"], momentum, rtol=0, atol=1e-10), key
+    # It really went on: a first epoch alone is somewhere else.
+    early = load_state(whole / "after1.pt")["model"]
+    assert any(not torch.allclose(t, early[n], rtol=0, atol=1e-6) for n, t in b["model"].items())
+
+
+def test_what_is_typed_wins(crew: Crew, tmp_path: Path) -> None:
+    """A silent command line keeps the checkpoint's settings; a typed one replaces them, is
+    written to the log, and goes on at the same epoch, also when an epoch has other steps."""
+    patches = {"build_model": plain_float64}
+    argv = ["--synthetic", 96, "--image-size", 16, "--batch-size", 12, "--epochs", 4, "--lr", 0.2]
+    argv += ["--weight-decay", 0.01, "--workers", 0, "--warmup-epochs", 1, "--seed", 9]
+    run = tmp_path / "run"
+    train(
+        crew, "02_distributed", 2, [*argv, "--output-dir", run],
+        **patches, save_checkpoint=save_every_epoch,
+    )  # fmt: skip
+    silent = ["--synthetic", 96, "--workers", 0, "--resume", run / "after2.pt"]
+    train(crew, "02_distributed", 2, [*silent, "--output-dir", tmp_path / "silent"], **patches)
+    start = rows(tmp_path / "silent", "start")[0]
+    for name in ("epochs", "lr", "batch_size", "warmup_epochs", "weight_decay", "seed"):
+        assert start["args"][name] == rows(run, "start")[0]["args"][name], name
+    assert not [key for key in start if key.endswith(" was")]
+
+    typed = [*silent, "--batch-size", 24, "--lr", 0.4, "--weight-decay", 0, "--print-freq", 1]
+    answers = train(
+        crew, "02_distributed", 2, [*typed, "--output-dir", tmp_path / "typed"], **patches
+    )
+    start = rows(tmp_path / "typed", "start")[0]
+    changed = {key: value for key, value in start.items() if key.endswith(" was")}
+    assert changed == {"batch_size was": 12, "lr was": 0.2, "weight_decay was": 0.01}
+    assert "lr was 0.2" in answers[0]["stdout"] and not answers[1]["stdout"]
+    train_rows = rows(tmp_path / "typed", "train")
+    # 4 steps an epoch in place of 8: it starts half way, at step 8 of 16, of which 4 warm up.
+    assert [row["epoch"] for row in train_rows] == [2] * 4 + [3] * 4
+    assert [row["step"] for row in train_rows] == list(range(17, 25))
+    peak = 0.4 * 24 / 256
+    expected = [peak * 0.5 * (1 + math.cos(math.pi * (s - 4) / 12)) for s in range(8, 16)]
+    assert [row["lr"] for row in train_rows] == pytest.approx(expected, rel=1e-12)
+    group = load_state(tmp_path / "typed/checkpoint.pt")["optimizer"]["param_groups"][0]
+    assert group["weight_decay"] == 0
+
+
+def test_auto_without_a_checkpoint_starts_afresh(crew: Crew, tmp_path: Path) -> None:
+    """In a new folder, and in one whose run ended before its first checkpoint."""
+    argv = ["--synthetic", 24, *BATCH, "--epochs", 1, "--workers", 0, "--resume", "auto"]
+    argv += ["--output-dir", tmp_path / "run"]
+    train(crew, "02_distributed", 1, argv, build_model=plain_float64)
+    (tmp_path / "run/checkpoint.pt").unlink()
+    train(crew, "02_distributed", 1, argv, build_model=plain_float64)
+    starts = rows(tmp_path / "run", "start")
+    assert [row["resumed_from_step"] for row in starts] == [0, 0]
+    assert load_state(tmp_path / "run/checkpoint.pt")["global_step"] == 2
+
+
+def test_a_finished_run_has_nothing_left_to_do(crew: Crew, tmp_path: Path) -> None:
+    argv = ["--synthetic", 24, *BATCH, "--epochs", 1, "--workers", 0]
+    argv += ["--output-dir", tmp_path / "run"]
+    train(crew, "02_distributed", 1, argv, build_model=plain_float64)
+    before = (tmp_path / "run/checkpoint.pt").read_bytes()
+    train(crew, "02_distributed", 1, [*argv, "--resume", "auto"], build_model=plain_float64)
+    assert (tmp_path / "run/checkpoint.pt").read_bytes() == before
+    assert len(rows(tmp_path / "run", "eval")) == 1 and len(rows(tmp_path / "run", "end")) == 2
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_saving_is_all_or_nothing(
+    chapter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that dies in the middle of a write leaves the file before it, whole."""
+    save = load_chapter(chapter).save_checkpoint
+    save(tmp_path, {"epoch": 1, "weights": torch.ones(1000)}, True)
+    real_save = torch.save
+
+    def dies(state: dict, file: Any) -> None:
+        real_save(state, file)
+        file.truncate(file.tell() // 2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", dies)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, {"epoch": 2, "weights": torch.ones(1000)}, True)
+    for name in ("checkpoint.pt", "best.pt"):
+        assert load_state(tmp_path / name)["epoch"] == 1
+    monkeypatch.undo()
+    save(tmp_path, {"epoch": 3}, False)
+    assert load_state(tmp_path / "checkpoint.pt") == {"epoch": 3}
+    assert load_state(tmp_path / "best.pt")["epoch"] == 1
+    assert not (tmp_path / "checkpoint.pt.tmp").exists()
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_best_is_never_lost(chapter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between its two files, a run must not know of a best that it has not saved."""
+    save = load_chapter(chapter).save_checkpoint
+    save(tmp_path, {"epoch": 1, "best_acc1": 10.0}, True)
+    real_replace, calls = Path.replace, []
+
+    def dies_after_the_first(self: Path, target: Path) -> Path:
+        if calls:
+            raise KeyboardInterrupt
+        calls.append(target)
+        return real_replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", dies_after_the_first)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, {"epoch": 2, "best_acc1": 20.0}, True)
+    rolling, best = (load_state(tmp_path / name) for name in ("checkpoint.pt", "best.pt"))
+    assert best["best_acc1"] >= rolling["best_acc1"]
