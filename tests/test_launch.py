@@ -1,0 +1,122 @@
+"""What only real launches show: two jobs side by side, two machines, a copied file, warnings."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from harness import (
+    CHAPTERS,
+    LAUNCHED_BY_TORCHRUN,
+    ROOT,
+    TINY,
+    assert_same,
+    command_for,
+    finish,
+    free_port,
+    launch_lines,
+    load_chapter,
+    load_state,
+    rows,
+    start,
+)
+
+ARGV = ["--synthetic", "40", *TINY, "--epochs", "1"]
+# Two processes a job share these machines' GPUs, which nccl refuses.
+on_cpu = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.parametrize("chapter", ["02_distributed", "03_multiprocessing"])
+def test_two_jobs_at_once(chapter: str, tmp_path: Path) -> None:
+    """On one machine, started together: no port and no file in common."""
+    jobs = [
+        start(command_for(chapter, [*ARGV, "--output-dir", f"run{job}"], 2), tmp_path, on_cpu)
+        for job in range(2)
+    ]
+    results = [finish(job, 240) for job in jobs]
+    assert [result.returncode for result in results] == [0, 0], (
+        results[0].output + results[1].output
+    )
+    a, b = (load_state(tmp_path / f"run{job}/checkpoint.pt") for job in range(2))
+    assert_same(a["model"], b["model"])
+
+
+def nodes(chapter: str, node: int, port: int) -> list:
+    """The command of one of two machines, each with one process."""
+    argv = [*ARGV, "--output-dir", "run"]
+    script = ROOT / chapter / "main.py"
+    if chapter == "03_multiprocessing":
+        where = ["--nprocs", 1, "--nnodes", 2, "--node-rank", node]
+        return [sys.executable, script, *argv, *where, "--master-port", port]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", 2, "--nproc-per-node", 1]
+    return [
+        *torchrun,
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"localhost:{port}",
+        script,
+        *argv,
+    ]
+
+
+@pytest.mark.parametrize("chapter", ["02_distributed", "03_multiprocessing"])
+def test_two_nodes(chapter: str, tmp_path: Path) -> None:
+    """Two launchers that meet on loopback stand for two machines: the job is one, and of its two
+    local ranks 0 only the global rank 0 writes. Its result is that of two local processes."""
+    port = free_port()
+    started = [start(nodes(chapter, node, port), tmp_path, on_cpu) for node in range(2)]
+    results = [finish(node, 240) for node in started]
+    outputs = results[0].output + results[1].output
+    assert [result.returncode for result in results] == [0, 0], outputs
+    assert rows(tmp_path / "run", "start")[0]["world_size"] == 2
+    for event in ("start", "eval", "end"):
+        assert len(rows(tmp_path / "run", event)) == 1
+        assert sum(line.startswith(event + "  ") for line in outputs.splitlines()) == 1
+
+    local = start(command_for(chapter, [*ARGV, "--output-dir", "local"], 2), tmp_path, on_cpu)
+    assert finish(local, 240).returncode == 0
+    two_nodes, one_node = (load_state(tmp_path / f"{n}/checkpoint.pt") for n in ("run", "local"))
+    assert_same(two_nodes["model"], one_node["model"])
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_copied_alone(chapter: str, tmp_path: Path) -> None:
+    """One file in an empty folder is all it takes, and no warning of torch or torchvision says
+    that one of its calls will go away."""
+    script = tmp_path / "project" / "main.py"
+    script.parent.mkdir()
+    shutil.copy(ROOT / chapter / "main.py", script)
+    argv = [*ARGV, "--bf16"] if torch.cuda.is_available() else ARGV
+    strict = {"PYTHONWARNINGS": "error::FutureWarning,default::DeprecationWarning"}
+    job = start(command_for(chapter, argv, 1, script=script), script.parent, strict)
+    result = finish(job, 240)
+    assert result.returncode == 0, result.output
+    # The default output folder: runs/ and the name of the folder that main.py lies in.
+    assert (script.parent / "runs/project/checkpoint.pt").is_file()
+    deprecated = [line for line in result.lines("DeprecationWarning") if "/torch" in line]
+    assert not deprecated, result.output
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_docstring_commands_parse(chapter: str) -> None:
+    """The lines that a reader copies from the top of the file are understood by its parser."""
+    lines = launch_lines(chapter)
+    assert len(lines) >= 2
+    for line in lines:
+        before, after = line.split(f"{chapter}/main.py")
+        assert (before.split()[0] == "torchrun") == (chapter in LAUNCHED_BY_TORCHRUN)
+        words = after.split()
+        args, unknown = load_chapter(chapter).build_parser().parse_known_args(words)
+        assert not unknown and (args.data or args.synthetic), line
+
+
+def test_it_learns_from_a_warning_in_torch(tmp_path: Path) -> None:
+    """The setting that turns torch's FutureWarning into an error works in a launched process."""
+    script = tmp_path / "old.py"
+    script.write_text("import torch\ntorch.cuda.amp.GradScaler()\n")
+    result = finish(start([sys.executable, script], tmp_path), 120)
+    assert result.returncode != 0 and "FutureWarning" in result.stderr
