@@ -221,3 +221,31 @@ def test_best_is_never_lost(chapter: str, tmp_path: Path, monkeypatch: pytest.Mo
         save(tmp_path, {"epoch": 2, "best_acc1": 20.0}, True)
     rolling, best = (load_state(tmp_path / name) for name in ("checkpoint.pt", "best.pt"))
     assert best["best_acc1"] >= rolling["best_acc1"]
+
+
+def note_the_writer(folder: Path, state: dict, is_best: bool) -> None:
+    """In place of save_checkpoint: leave a file named after the rank that came here."""
+    (folder / f"saved-by-{torch.distributed.get_rank()}").touch()
+
+
+@pytest.mark.parametrize("chapter", sorted(set(CHAPTERS) - {"01_dataparallel"}))
+def test_rank_0_alone_writes(chapter: str, crew: Crew, tmp_path: Path) -> None:
+    argv = ["--synthetic", 24, *BATCH, "--epochs", 2, "--workers", 0, "--output-dir", tmp_path]
+    patches = {"build_model": plain_float64, "save_checkpoint": note_the_writer}
+    answers = train(crew, chapter, 3, argv, **patches)
+    assert [path.name for path in tmp_path.glob("saved-by-*")] == ["saved-by-0"]
+    assert len(rows(tmp_path, "start")) == 1 and len(rows(tmp_path, "eval")) == 2
+    assert answers[0]["stdout"] and not answers[1]["stdout"] and not answers[2]["stdout"]
+
+
+def test_the_best_survives_a_resume(crew: Crew, tmp_path: Path) -> None:
+    """A resumed run compares with what was reached before it, not with nothing."""
+    argv = ["--synthetic", 24, *BATCH, "--epochs", 1, "--workers", 0, "--output-dir", tmp_path]
+    train(crew, "02_distributed", 1, argv, build_model=plain_float64)
+    for name in ("checkpoint.pt", "best.pt"):
+        state = load_state(tmp_path / name)
+        torch.save({**state, "best_acc1": 100.0}, tmp_path / name)
+    again = [*argv, "--resume", "auto", "--epochs", 2]
+    train(crew, "02_distributed", 1, again, build_model=plain_float64)
+    assert load_state(tmp_path / "checkpoint.pt")["best_acc1"] == 100.0
+    assert load_state(tmp_path / "best.pt")["epoch"] == 1

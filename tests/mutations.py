@@ -1,0 +1,160 @@
+"""Break every protection on purpose, and see a test go red.
+
+    python tests/mutations.py            # all of them
+    python tests/mutations.py set_epoch  # those whose name holds the word
+    python tests/mutations.py --list
+
+Each patch below replaces a piece of a chapter's text, in every chapter that holds it, in a copy of
+the repository; the tests named beside it must then fail. A piece that no longer stands in the
+chapters, a test that stays green, or tests that are red before anything is broken end this with
+status 1. It takes a while (a test session per patch), so it belongs to `make proof`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """name: what is lost. old becomes new in every chapter that has it (at least `chapters` of
+    them). tests: pytest arguments, of which at least one test must fail."""
+
+    name: str
+    old: str
+    new: str
+    tests: str
+    chapters: int = 4
+
+
+EQUAL, EVAL = "tests/test_equivalence.py", "tests/test_exact_eval.py"
+SAMPLING, RESUME, ERRORS = "tests/test_sampling.py", "tests/test_resume.py", "tests/test_errors.py"
+MUTATIONS = [
+    Mutation("set_epoch", "train_loader.sampler.set_epoch(epoch)", "pass", SAMPLING),
+    Mutation("the gradient all-reduce of DDP",
+             "model = nn.parallel.DistributedDataParallel(", "_ = (", EQUAL, 3),
+    Mutation("the all-reduce of sums", "dist.all_reduce(tensor)", "pass", EVAL, 3),
+    Mutation("the unpadded share", "DataLoader(val_set, sampler=share, **options)",
+             "DataLoader(val_set, sampler=DistributedSampler(val_set, world_size, rank,"
+             " shuffle=False), **options)", EVAL),
+    Mutation("the share of a rank", "range(rank, len(val_set), world_size)",
+             "range(len(val_set))", EVAL),
+    Mutation("the buffer broadcast", "dist.broadcast(buffer, src=0)", "pass", EVAL, 3),
+    Mutation("evaluation mode", "model.eval()", "model", EVAL),
+    Mutation("sums in place of means", 'targets, reduction="sum")', "targets)", EVAL),
+    Mutation("the seed of an epoch",
+             "torch.manual_seed((args.seed * 1_000_003 + epoch * world_size + rank) % 2**32)",
+             "pass", f"{SAMPLING} {RESUME}"),
+    Mutation("the rank in the seed", "epoch * world_size + rank", "epoch", SAMPLING),
+    Mutation("the epoch in the seed", "epoch * world_size + rank", "rank", SAMPLING),
+    Mutation("the seed of the order", "seed=args.seed, drop_last", "drop_last", EQUAL),
+    Mutation("workers that live one epoch", '"num_workers": args.workers,',
+             '"num_workers": args.workers, "persistent_workers": args.workers > 0,', RESUME),
+    Mutation("whole batches", "sampler=sampler, drop_last=True", "sampler=sampler", SAMPLING),
+    Mutation("the linear scaling rule", "args.lr * args.batch_size / 256", "args.lr", EQUAL),
+    Mutation("the warm-up", "return min(1.0, (step + 1) / warmup)", "return 1.0", EQUAL),
+    Mutation("zero_grad", "        optimizer.zero_grad()\n", "", EQUAL),
+    Mutation("atomic saving", 'temporary = folder / f"{name}.tmp"', "temporary = folder / name",
+             RESUME),
+    Mutation("best.pt first", '("best.pt", "checkpoint.pt") if', '("checkpoint.pt", "best.pt") if',
+             RESUME),
+    Mutation("one writer", "if rank == 0:  # [dist] one writer for one file", "if True:", RESUME),
+    Mutation("one log", "if rank == 0:  # [dist] not local_rank", "if True:  # not local_rank",
+             RESUME),
+    Mutation("the weights of a checkpoint", 'raw_model.load_state_dict(checkpoint["model"])',
+             "pass", RESUME),
+    Mutation("the momentum of a checkpoint",
+             'optimizer.load_state_dict(checkpoint["optimizer"] | settings)', "pass", RESUME),
+    Mutation("the place in the schedule",
+             'position = checkpoint["epoch"] * steps_per_epoch + checkpoint["step_in_epoch"]',
+             "position = 0", RESUME),
+    Mutation("the best accuracy so far", 'checkpoint.get("best_acc1", -1.0)', "-1.0", RESUME),
+    Mutation("settings kept on resume", "parser.set_defaults(**{name: saved[name]",
+             "print({name: saved[name]", RESUME),
+    Mutation("safe loading", "weights_only=True", "weights_only=False", ERRORS),
+    Mutation("the stop on a loss gone wrong", "refuse_if(not math.isfinite(loss_sum)",
+             "refuse_if(False", ERRORS),
+    Mutation("the other run's folder", "refuse_if(other_run,", "refuse_if(False,", ERRORS),
+    Mutation("ranks that must agree", "refuse_if(not same,", "refuse_if(False,", ERRORS),
+    Mutation("pictures that are not 8-bit RGB", "if image.dtype != torch.uint8 or", "if False and",
+             ERRORS),
+    Mutation("an even share of the batch", "refuse_if(args.batch_size != below,",
+             "refuse_if(False,", ERRORS, 3),
+]  # fmt: skip
+
+
+def chapters_of(root: Path) -> list[Path]:
+    return sorted(root.glob("0[1-7]_*/main.py"))
+
+
+def pytest(root: Path, arguments: str) -> tuple[int, str]:
+    """Status and last lines of a session, stopped at the first failure."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *arguments.split()],
+        cwd=root,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    return done.returncode, done.stdout[-2000:] + done.stderr[-1000:]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("word", nargs="?", default="", help="only names that hold it")
+    parser.add_argument("--list", action="store_true")
+    args = parser.parse_args()
+    chosen = [m for m in MUTATIONS if args.word in m.name]
+    if args.list or not chosen:
+        print("\n".join(m.name for m in MUTATIONS))
+        return 0 if chosen else 1
+    texts = [path.read_text() for path in chapters_of(ROOT)]
+    stale = [m.name for m in chosen if sum(m.old in text for text in texts) < m.chapters]
+    if stale:
+        print("no longer in the chapters:", *stale, sep="\n  ")
+        return 1
+
+    survived = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "repository"
+        ignore = shutil.ignore_patterns(".git", ".venv*", "data", "runs", "__pycache__", ".*_cache")
+        shutil.copytree(ROOT, copy, ignore=ignore)
+        print("first, everything must be green", flush=True)
+        needed = sorted({path for m in chosen for path in m.tests.split()})
+        status, text = pytest(copy, " ".join(needed))
+        if status != 0:
+            print(text, "\nred before anything was broken")
+            return 1
+        for mutation in chosen:
+            kept, began = {path: path.read_text() for path in chapters_of(copy)}, time.monotonic()
+            for path, text in kept.items():
+                path.write_text(text.replace(mutation.old, mutation.new))
+            status, text = pytest(copy, mutation.tests)
+            for path, original in kept.items():
+                path.write_text(original)
+            # 1 is pytest's word for failed tests; a broken session would prove nothing.
+            caught = status == 1 and " failed" in text.splitlines()[-1]
+            first = next((line for line in text.splitlines() if line.startswith("FAILED")), "")
+            verdict = "red" if caught else f"SURVIVED (pytest ended with {status})"
+            print(f"{verdict:4} {mutation.name}  {first[:90]}  {time.monotonic() - began:.0f} s")
+            sys.stdout.flush()
+            survived += [] if caught else [mutation.name]
+    print(f"{len(chosen) - len(survived)} of {len(chosen)} broken protections were noticed")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
