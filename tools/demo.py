@@ -18,13 +18,15 @@ from run_log import read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path("data", "toy")
-EPOCHS, BATCH_SIZE = 16, 32
+EPOCHS, BATCH_SIZE = 8, 32
 
 
 def call(*words: object) -> None:
     """Run a command in the repository's folder, shown as a reader would type it."""
     shown = " ".join(str(word) for word in words)
-    print(f"\n$ {shown.replace(sys.executable + ' -m torch.distributed.run', 'torchrun')}", flush=True)
+    print(
+        f"\n$ {shown.replace(sys.executable + ' -m torch.distributed.run', 'torchrun')}", flush=True
+    )
     status = subprocess.call([str(word) for word in words], cwd=ROOT)
     if status:
         raise SystemExit(f"demo: the command above ended with status {status}")
@@ -38,12 +40,14 @@ def main(argv: list[str] | None = None) -> None:
     if not (ROOT / DATA).exists():
         call(sys.executable, "tools/toy_imagenet.py", DATA)
     processes = torch.cuda.device_count() or 2
+    # The toy is small: more GPUs share the batch, so that the number of steps stays.
+    batch_size = max(BATCH_SIZE // processes, 1) * processes
     run_dir = Path("runs", time.strftime("demo-%Y%m%d-%H%M%S"))
     call(
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", processes, "02_distributed/main.py", "--data", DATA),
         *("--arch", "resnet18", "--image-size", 64, "--epochs", EPOCHS),
-        *("--batch-size", BATCH_SIZE * processes // 2, "--lr", 0.1, "--seed", args.seed),
+        *("--batch-size", batch_size, "--seed", args.seed),
         *("--output-dir", run_dir),
     )
     call(sys.executable, "tools/plot.py", run_dir)
