@@ -32,7 +32,7 @@ clean:  ## remove the environments, the demo's data and all runs
 	rm -rf $(VENV) $(VENV)-oldest data runs
 
 $(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed, this is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"the pinned torch needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: type make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet -c constraints.txt -r requirements-dev.txt
 	touch $@

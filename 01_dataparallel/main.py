@@ -312,13 +312,11 @@ def train_one_epoch(
     args: Namespace, model: nn.Module, loader: DataLoader, schedule: LambdaLR, log: RunLog
 ) -> None:
     """Train on this rank's share of the images. No ordinary step waits for the device."""
-    optimizer, device = schedule.optimizer, next(model.parameters()).device
+    optimizer, device = schedule.optimizer, next(model.train().parameters()).device
     criterion = nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
-    model.train()
     # Loss sum, correct, images: added up on the device, because to read one is to wait for it.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
-    waited, window = 0.0, time.perf_counter()
-    asked = window
+    waited, window = 0.0, (asked := time.perf_counter())
     for step_in_epoch, (images, targets) in enumerate(tqdm(loader, disable=log.no_bar), start=1):
         waited += time.perf_counter() - asked
         images, targets = to_device(images, targets, device)
@@ -337,9 +335,9 @@ def train_one_epoch(
         if step_in_epoch % args.print_freq == 0 or step_in_epoch == len(loader):
             # [dist] One collective and one wait for the device, for all three, in many steps.
             loss_sum, correct, n = all_reduce_sum(totals).tolist()
-            last_good = max(args.output_dir.glob("checkpoint.pt"), default="none")
-            bad = f"loss {loss_sum} by step {log.step}, last good checkpoint: {last_good}"
-            refuse_if(not math.isfinite(loss_sum), f"{bad}; try a lower --lr")
+            good = max(args.output_dir.glob("checkpoint.pt"), default="none")
+            bad = f"loss {loss_sum} by step {log.step}, lower --lr; last good checkpoint: {good}"
+            refuse_if(not math.isfinite(loss_sum), bad)
             took = time.perf_counter() - window
             row = {"loss": loss_sum / n, "acc1": 100 * correct / n, "lr": lr}
             row |= {"images_per_second": round(n / took, 1), "data_wait": round(waited / took, 3)}

@@ -41,7 +41,7 @@ from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 from tqdm import tqdm
 
-CHAPTER, MOMENTUM = Path(__file__).resolve().parent.name, 0.9
+CHAPTER, MOMENTUM, KEPT = Path(__file__).resolve().parent.name, 0.9, []
 # ImageNet's mean and standard deviation of a pixel, 0 to 255: (2, 3, 1, 1).
 PIXELS = 255 * torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
 # What a resumed run takes from its checkpoint where the command line is silent.
@@ -125,9 +125,8 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     world_size = int(os.environ["WORLD_SIZE"])
     below = args.batch_size // world_size * world_size
-    uneven = f"--batch-size {args.batch_size} (global) does not divide by {world_size} ranks"
-    nearest = f"{below or 2 * world_size} or {below + world_size}"
-    refuse_if(args.batch_size != below, f"{uneven}: use {nearest}")
+    odd = f"--batch-size {args.batch_size} (global) does not divide by {world_size} ranks: use"
+    refuse_if(args.batch_size != below, f"{odd} {below or 2 * world_size} or {below + world_size}")
     refuse_if(args.sync_bn and not torch.cuda.is_available(), "--sync-bn needs GPUs: leave it out")
     device, backend, device_id = torch.device("cpu"), "gloo", None
     if torch.cuda.is_available():
@@ -154,6 +153,7 @@ def wrap_model(args: Namespace, model: nn.Module, device: torch.device) -> nn.Mo
 def all_reduce_sum(tensor: Tensor) -> Tensor:
     """The sum over all ranks, on every rank; in place."""
     dist.all_reduce(tensor)  # [dist] a rank that comes here once less than the others hangs them
+    KEPT[:] = [*KEPT[-7:], tensor]  # [dist] or gloo's thread frees it, late, and hangs cleanup
     return tensor
 
 
@@ -332,13 +332,11 @@ def train_one_epoch(
     args: Namespace, model: nn.Module, loader: DataLoader, schedule: LambdaLR, log: RunLog
 ) -> None:
     """Train on this rank's share of the images. No ordinary step waits for the device."""
-    optimizer, device = schedule.optimizer, next(model.parameters()).device
+    optimizer, device = schedule.optimizer, next(model.train().parameters()).device
     criterion = nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
-    model.train()
     # Loss sum, correct, images: added up on the device, because to read one is to wait for it.
     totals = torch.zeros(3, dtype=torch.float64, device=device)
-    waited, window = 0.0, time.perf_counter()
-    asked = window
+    waited, window = 0.0, (asked := time.perf_counter())
     for step_in_epoch, (images, targets) in enumerate(tqdm(loader, disable=log.no_bar), start=1):
         waited += time.perf_counter() - asked
         images, targets = to_device(images, targets, device)
@@ -357,9 +355,9 @@ def train_one_epoch(
         if step_in_epoch % args.print_freq == 0 or step_in_epoch == len(loader):
             # [dist] One collective and one wait for the device, for all three, in many steps.
             loss_sum, correct, n = all_reduce_sum(totals).tolist()
-            last_good = max(args.output_dir.glob("checkpoint.pt"), default="none")
-            bad = f"loss {loss_sum} by step {log.step}, last good checkpoint: {last_good}"
-            refuse_if(not math.isfinite(loss_sum), f"{bad}; try a lower --lr")
+            good = max(args.output_dir.glob("checkpoint.pt"), default="none")
+            bad = f"loss {loss_sum} by step {log.step}, lower --lr; last good checkpoint: {good}"
+            refuse_if(not math.isfinite(loss_sum), bad)
             took = time.perf_counter() - window
             row = {"loss": loss_sum / n, "acc1": 100 * correct / n, "lr": lr}
             row |= {"images_per_second": round(n / took, 1), "data_wait": round(waited / took, 3)}
@@ -407,6 +405,7 @@ def gather_rows(rows: Tensor, count: int, world_size: int) -> Tensor:
     padded[: len(rows)] = rows
     shares = [torch.empty_like(padded) for _ in range(world_size)]
     dist.all_gather(shares, padded)  # [dist] wants the same shape from every rank
+    KEPT.extend([padded, *shares])  # [dist] as in all_reduce_sum
     # Rank r has images r, r + world_size, ...: taken in turns they are in order, padding last.
     return torch.stack(shares, dim=1).flatten(0, 1)[:count]
 
@@ -536,10 +535,11 @@ def run(args: Namespace, checkpoint: dict) -> None:
 
 @record  # [dist] a rank that fails leaves its traceback where torchrun finds it and shows it
 def main(argv: list[str] | None = None) -> None:
+    request = parse_args(argv)
     by_hand = f"start it by: torchrun --standalone --nproc-per-node 2 {' '.join(sys.argv)}"
     refuse_if("RANK" not in os.environ, by_hand)
     try:
-        run(*parse_args(argv))
+        run(*request)
     except OSError as error:  # an unreadable image: from a worker, the last line of its traceback
         refuse_if(True, str(error).strip().splitlines()[-1].removeprefix("OSError: "))
 

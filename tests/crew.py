@@ -47,7 +47,7 @@ class Crew:
     """Up to `size` processes; use as a context manager."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.members = size, []
+        self.size, self.members, self.stuck = size, [], False
 
     def __enter__(self) -> Crew:
         return self
@@ -58,16 +58,18 @@ class Crew:
     def dismiss(self) -> None:
         """End all processes; the next call starts new ones."""
         for process, pipe in self.members:
+            pipe.close()  # an idle member takes this as the end
+            process.join(0 if self.stuck else 5)
             process.kill()
             process.join()
-            pipe.close()
         self.members = []
 
     def _hire(self) -> None:
         context = multiprocessing.get_context("spawn")
         before = dict(os.environ)
         os.environ.clear()
-        os.environ.update(clean_environment())
+        # A crew has three ranks on any machine, so it stays on the CPU.
+        os.environ.update(clean_environment() | {"CUDA_VISIBLE_DEVICES": ""})
         try:
             while len(self.members) < self.size:
                 ours, theirs = context.Pipe()
@@ -87,6 +89,7 @@ class Crew:
         that does not answer in time, fails the test and ends the crew."""
         assert world_size <= self.size
         self._hire()
+        self.stuck = True
         shared = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
         shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         for rank, (_, pipe) in enumerate(self.members[:world_size]):
@@ -101,6 +104,7 @@ class Crew:
             except EOFError:
                 self.dismiss()
                 raise AssertionError(f"rank {rank} died: {process.exitcode}") from None
+        self.stuck = False
         if failed := [text for state, text in answers if state == "failed"]:
             self.dismiss()
             raise AssertionError(failed[0])

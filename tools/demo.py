@@ -18,7 +18,7 @@ from run_log import read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path("data", "toy")
-EPOCHS, BATCH_SIZE = 8, 32
+EPOCHS, BATCH_SIZE = 10, 32
 
 
 def call(*words: object) -> None:
