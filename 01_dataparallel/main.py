@@ -41,7 +41,7 @@ CHAPTER, MOMENTUM = Path(__file__).resolve().parent.name, 0.9
 PIXELS = 255 * torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
 # What a resumed run takes from its checkpoint where the command line is silent.
 RESUMED = "arch image_size epochs batch_size lr warmup_epochs weight_decay label_smoothing seed"
-LEAST = dict(synthetic=4, image_size=8, epochs=1, batch_size=1, lr=1e-9, print_freq=1)
+LEAST = dict(synthetic=4, image_size=8, lr=1e-9, workers=0, seed=0)  # else 1, for a float 0
 
 
 def refuse_if(mistake: object, line: str) -> None:
@@ -91,11 +91,10 @@ def parse_args(argv: list[str] | None) -> tuple[Namespace, dict]:
     saved = checkpoint.get("args", {"warmup_epochs": min(5.0, args.epochs / 10)})
     parser.set_defaults(**{name: saved[name] for name in RESUMED.split() if name in saved})
     args = parser.parse_args(argv)
-
     for name, value in vars(args).items():
-        least = LEAST.get(name, 0)
-        wrong = isinstance(value, int | float) and not least <= value < 2**31  # nor is nan
-        refuse_if(wrong, f"--{name.replace('_', '-')} {value} is out of range: {least} or more")
+        least = LEAST.get(name, 1 if type(value) is int else 0)
+        wrong = type(value) in (int, float) and not least <= value < 2**31  # nor is nan
+        refuse_if(wrong, f"--{name.replace('_', '-')} {value} is out of range: {least} to 2**31")
     refuse_if((args.data is None) == (args.synthetic is None), "give --data DIR or --synthetic")
     refuse_if(args.label_smoothing > 1, "--label-smoothing is at most 1")
     refuse_if(args.warmup_epochs > args.epochs, "--warmup-epochs is at most --epochs")
@@ -104,8 +103,11 @@ def parse_args(argv: list[str] | None) -> tuple[Namespace, dict]:
     refuse_if(checkpoint and args.pretrained, "--resume brings its weights: drop --pretrained")
     arch, output_dir = saved.get("arch", args.arch), args.output_dir.resolve()
     refuse_if(args.arch != arch, f"--resume {args.resume} is a {arch}: drop --arch {args.arch}")
+    existing = next(p for p in (output_dir, *output_dir.parents) if os.path.exists(p))
+    refuse_if(not os.access(f"{existing}/.", os.W_OK), f"--output-dir: cannot write to {existing}")
     goes_on = args.resume == "auto" or Path(args.resume or "/").resolve().parent == output_dir
-    other_run = (output_dir / "metrics.jsonl").exists() and not (goes_on or args.evaluate)
+    used = any(os.path.exists(output_dir / n) for n in ("metrics.jsonl", "checkpoint.pt"))
+    other_run = used and not (goes_on or args.evaluate)
     refuse_if(other_run, f"{args.output_dir} holds a run: --resume auto or another --output-dir")
     return args, checkpoint
 
@@ -214,7 +216,10 @@ def build_model(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
     options = inception if arch in ("googlenet", "inception_v3") else {}
     model = torchvision.models.get_model(arch, num_classes=num_classes, **options)
     if pretrained:
-        weights = torchvision.models.get_model(arch, weights="DEFAULT").state_dict()
+        try:
+            weights = torchvision.models.get_model(arch, weights="DEFAULT").state_dict()
+        except OSError as error:
+            refuse_if(True, f"--pretrained: cannot fetch the weights of {arch}: {error}")
         own = model.state_dict()
         fitting = {k: v for k, v in weights.items() if k in own and v.shape == own[k].shape}
         fresh = model.load_state_dict(fitting, strict=False).missing_keys
@@ -251,7 +256,7 @@ def build_optimizer(
 def load_checkpoint(args: Namespace) -> dict:
     """What --resume names, on the CPU; {} if that is nothing."""
     path = args.output_dir / "checkpoint.pt" if args.resume == "auto" else Path(args.resume or "")
-    if args.resume is None or (args.resume == "auto" and not path.exists()):
+    if args.resume is None or (args.resume == "auto" and not os.path.exists(path)):
         return {}
     try:
         # map_location: or every rank loads onto GPU 0. weights_only: a pickle may run any code.
@@ -281,18 +286,21 @@ def save_checkpoint(folder: Path, state: dict, is_best: bool) -> None:
 
 
 class RunLog:
-    """Where the run stands; rank 0 writes it to metrics.jsonl and to the terminal."""
+    """Where the run stands; rank 0 writes it to a file, and has a bar on a terminal (None)."""
 
     def __init__(self, args: Namespace, rank: int, checkpoint: dict) -> None:
         self.epoch, self.step = checkpoint.get("epoch", 0), checkpoint.get("global_step", 0)
-        self.file, self.no_bar = None, None if rank == 0 else True  # None: only on a terminal
+        self.file, self.folder, self.no_bar = None, args.output_dir, rank != 0 or None
         if rank == 0:  # [dist] not local_rank, which is 0 once on every machine
             args.output_dir.mkdir(parents=True, exist_ok=True)
             name = "evaluate.jsonl" if args.evaluate else "metrics.jsonl"
             self.file = (args.output_dir / name).open("a", buffering=1)
 
     def event(self, event: str, **fields: object) -> None:
-        """One line, with the epoch (counted from 0) and the steps done so far."""
+        """One line with the epoch (from 0) and the steps done; a loss gone wrong ends the run."""
+        good = max(self.folder.glob("checkpoint.pt"), default="none")
+        bad = f"loss {fields.get('loss')} by step {self.step}, lower --lr; last checkpoint: {good}"
+        refuse_if(not math.isfinite(fields.get("loss", 0)), bad)
         if self.file:
             fields = {"epoch": self.epoch, "step": self.step} | fields
             self.file.write(json.dumps({"event": event, "time": time.time()} | fields) + "\n")
@@ -335,9 +343,6 @@ def train_one_epoch(
         if step_in_epoch % args.print_freq == 0 or step_in_epoch == len(loader):
             # [dist] One collective and one wait for the device, for all three, in many steps.
             loss_sum, correct, n = all_reduce_sum(totals).tolist()
-            good = max(args.output_dir.glob("checkpoint.pt"), default="none")
-            bad = f"loss {loss_sum} by step {log.step}, lower --lr; last good checkpoint: {good}"
-            refuse_if(not math.isfinite(loss_sum), bad)
             took = time.perf_counter() - window
             row = {"loss": loss_sum / n, "acc1": 100 * correct / n, "lr": lr}
             row |= {"images_per_second": round(n / took, 1), "data_wait": round(waited / took, 3)}
@@ -350,8 +355,7 @@ def train_one_epoch(
 
 @torch.inference_mode()
 def evaluate(args: Namespace, model: nn.Module, loader: DataLoader, log: RunLog) -> dict:
-    """The bare model's loss and accuracy (percent) on the whole validation set, exact for any
-    number of images and ranks: all is summed, and divided once at the end."""
+    """Loss and accuracy in percent, exact for any number of images and ranks: sums of all."""
     broadcast_buffers(model)  # [dist] so that all ranks evaluate the model that rank 0 saves
     device = next(model.eval().parameters()).device
     totals = torch.zeros(4, dtype=torch.float64, device=device)  # loss sum, top-1, top-5, images
@@ -381,17 +385,16 @@ def run(args: Namespace, checkpoint: dict) -> None:
     torch.manual_seed(args.seed)
     # [dist] Rank 0 alone fetches --pretrained weights; wrap_model hands them to the others.
     raw_model = build_model(args.arch, num_classes, args.pretrained and rank == 0)
-    if checkpoint:
-        raw_model.load_state_dict(checkpoint["model"])
+    raw_model.load_state_dict(checkpoint.get("model", raw_model.state_dict()))
     raw_model = raw_model.to(device, memory_format=torch.channels_last)
     optimizer, schedule = build_optimizer(args, raw_model, len(train_loader), checkpoint)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    log, best_acc1 = RunLog(args, rank, checkpoint), checkpoint.get("best_acc1", -1.0)
     facts = {"train_images": len(train_set), "val_images": len(val_set), "classes": num_classes}
-    mine = torch.tensor([*facts.values(), log.step], device=device)
+    mine = torch.tensor([*facts.values(), checkpoint.get("global_step", 0)], device=device)
     # [dist] Machines may see different disks: without this the ranks hang, or train on garbage.
     same = torch.equal(all_reduce_sum(mine.clone()), mine * world_size)
-    refuse_if(not same, f"rank {rank} has {facts} at step {log.step}, others differ: share disks")
+    refuse_if(not same, f"rank {rank} has {facts}, others differ in data or checkpoint: share both")
+    log, best_acc1 = RunLog(args, rank, checkpoint), checkpoint.get("best_acc1", -1.0)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     facts |= {"torch": torch.__version__, "cuda": torch.version.cuda, "host": os.uname().nodename}
     facts |= {"device": name, "world_size": world_size, "global_batch_size": args.batch_size}
