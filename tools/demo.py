@@ -8,6 +8,7 @@ starts a new run folder; an older one is never touched.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -27,7 +28,9 @@ def call(*words: object) -> None:
     print(
         f"\n$ {shown.replace(sys.executable + ' -m torch.distributed.run', 'torchrun')}", flush=True
     )
-    status = subprocess.call([str(word) for word in words], cwd=ROOT)
+    # A thread per process, as torchrun would choose with a warning: the processes share the CPUs.
+    env = {"OMP_NUM_THREADS": "1"} | os.environ
+    status = subprocess.call([str(word) for word in words], cwd=ROOT, env=env)
     if status:
         raise SystemExit(f"demo: the command above ended with status {status}")
 

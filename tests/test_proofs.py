@@ -1,0 +1,74 @@
+"""The long proofs: what is too slow for every test run, and is run before a release."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from crew import Crew, call_main
+from harness import CHAPTERS, TINY, assert_same, launch, load_chapter, load_state, rows
+from torch import Tensor
+from torchvision import models
+from torchvision.models import list_models
+
+pytestmark = pytest.mark.proof
+
+
+@pytest.mark.parametrize("chapter", [c for c in CHAPTERS if c != "01_dataparallel"])
+def test_a_hundred_exits(chapter: str, tmp_path: Path) -> None:
+    """A job that has done its work also ends: no hang and no abort on the way out. That is a race
+    between gloo's threads and Python's end, so once proves nothing."""
+    for number in range(100):
+        argv = ["--synthetic", 16, *TINY, "--epochs", 1, "--output-dir", f"run{number}"]
+        result = launch(chapter, argv, tmp_path, timeout=120)
+        assert result.returncode == 0, f"run {number}\n{result.output}"
+        assert rows(tmp_path / f"run{number}", "end")
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_three_times_the_same(chapter: str, tmp_path: Path, image_folder: Path) -> None:
+    """From one seed, three launches end with the same checkpoint, bit for bit."""
+    argv = ["--data", image_folder, *TINY, "--epochs", 2, "--workers", 1, "--seed", 4]
+    states = []
+    for number in range(3):
+        result = launch(chapter, [*argv, "--output-dir", f"run{number}"], tmp_path)
+        assert result.returncode == 0, result.output
+        state = load_state(tmp_path / f"run{number}/checkpoint.pt")
+        states.append({key: value for key, value in state.items() if key != "args"})
+    assert_same(states[0], states[1])
+    assert_same(states[0], states[2])
+
+
+def one_step(arch: str) -> tuple[int, ...]:
+    """In a crew member: build the model as 02 does, and train it on two images of 224 pixels."""
+    torch.manual_seed(0)
+    model = load_chapter("02_distributed").build_model(arch, 7, False)
+    logits = model.train()(torch.rand(2, 3, 224, 224))
+    assert isinstance(logits, Tensor), type(logits)
+    logits.sum().backward()
+    assert all(p.grad is not None for p in model.parameters()), "a parameter without a gradient"
+    return tuple(logits.shape)
+
+
+# The giants of torchvision need tens of GB; their smaller siblings are of the same code.
+GIANTS = ("regnet_y_128gf", "vit_h_14", "vit_l_16", "vit_l_32", "convnext_large", "regnet_y_32gf")
+ARCHS = [arch for arch in list_models(module=models) if arch not in GIANTS]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_architecture_trains(arch: str, crew: Crew) -> None:
+    """Any torchvision model that --arch takes returns logits, and every parameter of it takes part
+    in the loss, which DistributedDataParallel insists on."""
+    assert crew.run(one_step, arch, timeout=600) == [(2, 7)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_toy_learns_at_any_world_size(world_size: int, crew: Crew, tmp_path: Path) -> None:
+    """Loss down to a tenth on generated images, with BatchNorm, whatever the number of ranks."""
+    argv = ["--synthetic", "480", "--arch", "resnet18", "--image-size", "32", "--epochs", "4"]
+    argv += ["--batch-size", "24", "--workers", "0", "--output-dir", str(tmp_path / "run")]
+    crew.run(call_main, "02_distributed", argv, world_size=world_size, timeout=600)
+    losses = [row["loss"] for row in rows(tmp_path / "run", "train")]
+    assert losses[-1] < losses[0] / 10
+    assert rows(tmp_path / "run", "eval")[-1]["acc1"] > 90
