@@ -9,6 +9,7 @@ real launches.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import multiprocessing
 import os
@@ -40,6 +41,9 @@ def _serve(pipe: Any) -> None:
         finally:
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
+            # Here, not in a loader worker forked later: there, gloo's threads do not exist, and
+            # freeing what is left of a failed case would wait for them for ever.
+            gc.collect()
         pipe.send(answer)
 
 
