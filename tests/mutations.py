@@ -117,6 +117,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("word", nargs="?", default="", help="only names that hold it")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--known-green", action="store_true", help="`make test` has just passed")
     args = parser.parse_args()
     chosen = [m for m in MUTATIONS if args.word in m.name]
     if args.list or not chosen:
@@ -133,9 +134,10 @@ def main() -> int:
         copy = Path(folder) / "repository"
         ignore = shutil.ignore_patterns(".git", ".venv*", "data", "runs", "__pycache__", ".*_cache")
         shutil.copytree(ROOT, copy, ignore=ignore)
-        print("first, everything must be green", flush=True)
         needed = sorted({path for m in chosen for path in m.tests.split()})
-        status, text = pytest(copy, " ".join(needed))
+        if not args.known_green:
+            print("first, everything must be green", flush=True)
+        status, text = (0, "") if args.known_green else pytest(copy, " ".join(needed))
         if status != 0:
             print(text, "\nred before anything was broken")
             return 1
