@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+NEEDS = "the tools' pictures and event files: pip install matplotlib tensorboard"
+pytest.importorskip("matplotlib", reason=NEEDS)
+pytest.importorskip("tensorboard", reason=NEEDS)
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 sys.path.insert(0, str(TOOLS))
 
