@@ -158,7 +158,7 @@ def wrap_model(args: Namespace, model: nn.Module, device: torch.device) -> nn.Mo
 def all_reduce_sum(tensor: Tensor) -> Tensor:
     """The sum over all ranks, on every rank; in place."""
     dist.all_reduce(tensor)  # [dist] a rank that comes here once less than the others hangs them
-    KEPT[:] = [*KEPT[-7:], tensor]  # [dist] or gloo's thread frees it, late, and hangs cleanup
+    KEPT[:] = [dist.group.WORLD, *KEPT[-7:], tensor]  # [dist] or gloo's thread may hang the end
     return tensor
 
 
