@@ -18,7 +18,36 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from harness import clean_environment, free_port, load_chapter
+from harness import HOROVOD, LAUNCHER_VARIABLES, SLURM, clean_environment, free_port, load_chapter
+
+
+def torchrun_environments(world_size: int) -> list[dict[str, str]]:
+    """What torchrun sets, for each rank of a job on this machine."""
+    shared = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+
+
+def slurm_environments(world_size: int) -> list[dict[str, str]]:
+    """What srun sets, for each task of a step on one node (test_slurm.py runs a real Slurm)."""
+    shared = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0"}
+    shared |= {"SLURM_STEP_TASKS_PER_NODE": str(world_size), "SLURM_STEP_NODELIST": "n1"}
+    shared |= {"MASTER_PORT": str(free_port())}
+    ranks = range(world_size)
+    return [shared | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in ranks]
+
+
+def horovod_environments(world_size: int) -> tuple[Any, list[dict[str, str]]]:
+    """What horovodrun sets, for each rank; and the server in which they meet, to be stopped."""
+    from horovod.runner import gloo_run
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousServer
+
+    plan = get_host_assignments(parse_hosts(f"localhost:{world_size}"), world_size)
+    server = RendezvousServer(verbose=0)
+    shared = gloo_run.create_run_env_vars("127.0.0.1", ["lo"], str(server.start()))
+    server.init(plan)
+    return server, [shared | gloo_run.create_slot_env_vars(slot) for slot in plan]
 
 
 def _serve(pipe: Any) -> None:
@@ -31,8 +60,8 @@ def _serve(pipe: Any) -> None:
             function, args, env = pipe.recv()
         except EOFError:
             return
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            os.environ.pop(name, None)
+        for name in [name for name in os.environ if name.startswith(LAUNCHER_VARIABLES)]:
+            del os.environ[name]
         os.environ.update(env)
         try:
             answer = ("done", function(*args))
@@ -41,6 +70,8 @@ def _serve(pipe: Any) -> None:
         finally:
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
+            if "horovod.torch" in sys.modules:
+                sys.modules["horovod.torch"].shutdown()
             # Here, not in a loader worker forked later: there, gloo's threads do not exist, and
             # freeing what is left of a failed case would wait for them for ever.
             gc.collect()
@@ -88,16 +119,33 @@ class Crew:
     def run(
         self, function: Callable, *args: Any, world_size: int = 1, timeout: float = 120
     ) -> list[Any]:
-        """function(*args) on world_size ranks at once, each with the environment that torchrun
-        would give it; returns their answers in the order of ranks. A rank that raises, or one
-        that does not answer in time, fails the test and ends the crew."""
+        """function(*args) on world_size ranks at once, each with the environment that the launcher
+        of the chapter among the arguments would give it, and with CREW_RANK and CREW_SIZE; returns their answers
+        in the order of ranks. A rank that raises, or one that does not answer in time, fails the
+        test and ends the crew."""
         assert world_size <= self.size
         self._hire()
         self.stuck = True
-        shared = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
-        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        for rank, (_, pipe) in enumerate(self.members[:world_size]):
-            pipe.send((function, args, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}))
+        server, environments = None, torchrun_environments(world_size)
+        if HOROVOD in args:
+            server, environments = horovod_environments(world_size)
+        elif SLURM in args:
+            environments = slurm_environments(world_size)
+        try:
+            return self._ask(function, args, environments, timeout)
+        finally:
+            if server:
+                server.stop()
+
+    def _ask(
+        self, function: Callable, args: tuple, environments: list[dict[str, str]], timeout: float
+    ) -> list[Any]:
+        """One call to as many members as there are environments, and their answers."""
+        world_size = len(environments)
+        for rank, ((_, pipe), env) in enumerate(zip(self.members, environments, strict=False)):
+            pipe.send(
+                (function, args, env | {"CREW_RANK": str(rank), "CREW_SIZE": str(world_size)})
+            )
         answers = []
         for rank, (process, pipe) in enumerate(self.members[:world_size]):
             if not pipe.poll(timeout):

@@ -24,11 +24,19 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ROOT / "tools"
 # Every chapter that exists, in order; a missing one is found by test_static.py.
 CHAPTERS = sorted(path.parent.name for path in ROOT.glob("0[1-7]_*/main.py"))
-LAUNCHED_BY_TORCHRUN = ("02_distributed", "07_dist_eval")
+LAUNCHED_BY_TORCHRUN = ("02_distributed", "04_apex", "07_dist_eval")
+HOROVOD, SLURM = "05_horovod", "06_slurm"
+# The beginnings of what launchers set for the processes that they start.
+LAUNCHER_VARIABLES = (
+    "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_", "TORCHELASTIC", "GROUP_",
+    "ROLE_", "SLURM_", "HOROVOD_", "CPUS_PER_RANK",
+)  # fmt: skip
 CHECKPOINT_KEYS = {
     "model", "optimizer", "schedule", "scaler", "epoch", "step_in_epoch", "global_step",
     "best_acc1", "num_classes", "args",
 }  # fmt: skip
+# What has a chapter compute as the others do: 04 is in 16 bits unless told otherwise.
+AS_OTHERS = {"04_apex": ["--amp-dtype", "fp32"]}
 # A tiny run: 40 images of 32 pixels, 5 steps an epoch.
 TINY = ["--arch", "resnet18", "--image-size", "32", "--batch-size", "8", "--workers", "0"]
 
@@ -40,8 +48,7 @@ def default_processes() -> int:
 
 def clean_environment() -> dict[str, str]:
     """The environment of a fresh shell: no rank, no launcher, one thread, loopback only."""
-    launcher = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC", "GROUP_", "ROLE_")
-    env = {k: v for k, v in os.environ.items() if not k.startswith(launcher)}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
     return env | {
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -147,6 +154,19 @@ def command_for(chapter: str, argv: list[str], processes: int, script: Path | No
         return [*torchrun, "--nproc-per-node", str(processes), script, *argv]
     if chapter == "03_multiprocessing":
         return [sys.executable, script, *argv, "--nprocs", str(processes)]
+    if chapter == HOROVOD:
+        horovodrun = [Path(sys.executable).with_name("horovodrun"), "-np", str(processes)]
+        return [
+            *horovodrun,
+            "-H",
+            f"localhost:{processes}",
+            "--gloo",
+            sys.executable,
+            script,
+            *argv,
+        ]
+    if chapter == SLURM:
+        return ["srun", "--ntasks", str(processes), sys.executable, script, *argv]
     return [sys.executable, script, *argv]
 
 
@@ -220,4 +240,5 @@ def launch_lines(chapter: str) -> list[str]:
     """The command lines of a chapter's docstring, continued lines joined."""
     text = re.sub(r"\\\n\s*", "", load_chapter(chapter).__doc__)
     found = [line.strip() for line in text.splitlines() if "/main.py" in line]
-    return [line for line in found if line.split()[0] in ("torchrun", "python", "horovodrun")]
+    launchers = ("torchrun", "python", "horovodrun", "srun")
+    return [line for line in found if line.split()[0] in launchers]

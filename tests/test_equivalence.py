@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from crew import Crew, call_main
-from harness import CHAPTERS, command_for, load_chapter, load_state, rows, run
+from harness import AS_OTHERS, CHAPTERS, command_for, load_chapter, load_state, rows, run
 from torch import Tensor, nn
 from with_tiny_model import (
     tiny_batchnorm,
@@ -34,8 +34,9 @@ ARGV += ["--label-smoothing", LABEL_SMOOTHING, "--workers", 0]
 HIGH_RATE, LOW_RATE = 4.0, 1.0
 
 
-def arguments(output_dir: Path, lr: float) -> list[str]:
-    return [str(word) for word in [*ARGV, "--lr", lr, "--output-dir", output_dir]]
+def arguments(output_dir: Path, lr: float, chapter: str = "") -> list[str]:
+    own = AS_OTHERS.get(chapter, [])
+    return [str(word) for word in [*ARGV, "--lr", lr, "--output-dir", output_dir, *own]]
 
 
 def normalised(images: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ def test_trains_as_one_process_would(
     crew: Crew,
     tmp_path: Path,
 ) -> None:
-    crew.run(train, chapter, arguments(tmp_path, lr), build, world_size=world_size)
+    crew.run(train, chapter, arguments(tmp_path, lr, chapter), build, world_size=world_size)
     state = load_state(tmp_path / "checkpoint.pt")
     dtype = torch.float64 if build is tiny_float64 else torch.float32
     assert all(p.dtype == dtype for p in state["model"].values())
@@ -164,7 +165,7 @@ def test_so_does_a_real_launch(chapter: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("chapter", "world_size"), [case for case in CASES if case[1] > 1])
 def test_all_ranks_end_alike(chapter: str, world_size: int, crew: Crew, tmp_path: Path) -> None:
     """Bit for bit, and as if all had begun with rank 0's weights."""
-    argv = arguments(tmp_path, HIGH_RATE)
+    argv = arguments(tmp_path, HIGH_RATE, chapter)
     answers = crew.run(train, chapter, argv, tiny_other_on_each_rank, world_size=world_size)
     assert len(answers) == world_size
     assert all(answer == answers[0] for answer in answers)

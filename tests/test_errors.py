@@ -106,7 +106,7 @@ def call(chapter: str, argv: list[str], cwd: Path, change: Callable = tiny) -> d
 
 def call_by_rank(chapter: str, argvs: list[list[str]], cwd: Path) -> dict:
     """call, with words of its own for each rank."""
-    return call(chapter, argvs[int(os.environ["RANK"])], cwd)
+    return call(chapter, argvs[int(os.environ["CREW_RANK"])], cwd)
 
 
 def call_as_fourth(chapter: str, argv: list[str], cwd: Path) -> dict:
@@ -213,7 +213,7 @@ class Diverging(Tiny):
     def __init__(self, num_classes: int, first_bad: int, what: str) -> None:
         super().__init__(num_classes)
         self.first_bad, self.what, self.steps = first_bad, what, 0
-        if os.environ["RANK"] != str(int(os.environ["WORLD_SIZE"]) - 1):
+        if os.environ["CREW_RANK"] != str(int(os.environ["CREW_SIZE"]) - 1):
             self.first_bad = 1_000_000
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -10,35 +10,43 @@ from pathlib import Path
 import pytest
 from harness import CHAPTERS, ROOT, load_chapter
 
-ALL_CHAPTERS = ["01_dataparallel", "02_distributed", "03_multiprocessing", "07_dist_eval"]
-HUB = "02_distributed"
-LINE_CAP = {HUB: 450}
+HUB, DP, SPAWN, APEX = "02_distributed", "01_dataparallel", "03_multiprocessing", "04_apex"
+HOROVOD, SLURM, EVAL = "05_horovod", "06_slurm", "07_dist_eval"
+ALL_CHAPTERS = [DP, HUB, SPAWN, APEX, HOROVOD, SLURM, EVAL]
+# 04 holds two ways to do the same, 06 two ways to be started and a way to be stopped.
+LINE_CAP = {HUB: 450, APEX: 580, SLURM: 600}
 DEFAULT_LINE_CAP = 560
 # Changed lines (added plus removed) against 02, the docstring aside.
-CHANGED_CAP = {"01_dataparallel": 90, "03_multiprocessing": 50, "07_dist_eval": 150}
+CHANGED_CAP = {DP: 90, SPAWN: 50, APEX: 160, HOROVOD: 110, SLURM: 215, EVAL: 150}
 
 # Functions that must be the same, to the letter, in the chapters named.
 EVERYWHERE = [
-    "refuse_if", "parse_args", "load_image", "synthetic_images", "build_datasets", "build_loaders",
-    "build_model", "build_optimizer", "load_checkpoint", "save_checkpoint", "RunLog", "to_device",
-    "train_one_epoch",
+    "refuse_if", "parse_args", "load_image", "synthetic_images", "build_datasets", "build_model",
+    "save_checkpoint", "RunLog", "to_device",
 ]  # fmt: skip
+ON_TORCH = [HUB, SPAWN, APEX, SLURM, EVAL]
 SAME = {
     **{name: ALL_CHAPTERS for name in EVERYWHERE},
-    "evaluate": ["01_dataparallel", HUB, "03_multiprocessing"],
-    "run": ["01_dataparallel", HUB, "03_multiprocessing"],
-    "setup_distributed": [HUB, "03_multiprocessing", "07_dist_eval"],
-    "wrap_model": [HUB, "03_multiprocessing", "07_dist_eval"],
-    "all_reduce_sum": [HUB, "03_multiprocessing", "07_dist_eval"],
-    "broadcast_buffers": [HUB, "03_multiprocessing", "07_dist_eval"],
-    "cleanup": [HUB, "03_multiprocessing", "07_dist_eval"],
-    "main": [HUB, "07_dist_eval"],
+    "build_loaders": [c for c in ALL_CHAPTERS if c != SLURM],
+    "load_checkpoint": [c for c in ALL_CHAPTERS if c != SLURM],
+    "build_optimizer": [DP, HUB, SPAWN, SLURM, EVAL],
+    "train_one_epoch": [DP, HUB, SPAWN, EVAL],
+    "evaluate": [DP, HUB, SPAWN, HOROVOD, SLURM],
+    "run": [DP, HUB, SPAWN],
+    "setup_distributed": [HUB, SPAWN, APEX, EVAL],
+    "wrap_model": [HUB, SPAWN, SLURM, EVAL],
+    "all_reduce_sum": ON_TORCH,
+    "broadcast_buffers": ON_TORCH,
+    "cleanup": ON_TORCH,
+    "main": [HUB, EVAL],
 }
 SEAMS = ["setup_distributed", "wrap_model", "all_reduce_sum", "broadcast_buffers", "cleanup"]
 ALLOWED_IMPORTS = {
-    "argparse", "csv", "datetime", "json", "math", "os", "pathlib", "resource", "shutil", "socket",
-    "sys", "time", "torch", "torchvision", "tqdm",
+    "argparse", "collections", "csv", "datetime", "importlib", "itertools", "json", "math", "os",
+    "pathlib", "re", "resource", "shutil", "signal", "socket", "sys", "time", "torch",
+    "torchvision", "tqdm",
 }  # fmt: skip
+OWN_LIBRARY = {APEX: {"apex"}, HOROVOD: {"horovod"}}
 
 
 def source(chapter: str) -> str:
@@ -141,7 +149,7 @@ def test_imports(chapter: str) -> None:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0
             names.add(node.module.split(".")[0])
-    assert names <= ALLOWED_IMPORTS
+    assert names <= ALLOWED_IMPORTS | OWN_LIBRARY.get(chapter, set())
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
@@ -156,9 +164,8 @@ def test_docstring(chapter: str) -> None:
 def test_dist_tags(chapter: str) -> None:
     """Every use of the process group carries [dist] on its line, or in the comment above it."""
     lines = source(chapter).splitlines()
-    uses = [
-        n for n, line in enumerate(lines) if re.search(r"\bdist\.\w+\(|DistributedSampler\(", line)
-    ]
+    use = r"\b(dist|hvd)\.\w+\(|(?<!class )\b(Distributed|Resumable)Sampler\("
+    uses = [n for n, line in enumerate(lines) if re.search(use, line)]
     assert len(uses) >= 5
     for number in uses:
         nearby = lines[number]
@@ -175,9 +182,8 @@ def test_dist_tags(chapter: str) -> None:
 
 def test_no_tag_without_distribution() -> None:
     """01 has tags only in what it shares with 02."""
-    shared = "\n".join(definitions("01_dataparallel")[name] for name in SAME if name in EVERYWHERE)
-    shared += definitions("01_dataparallel")["run"] + definitions("01_dataparallel")["evaluate"]
-    for line in code_lines("01_dataparallel"):
+    shared = "\n".join(definitions(DP)[name] for name, chapters in SAME.items() if DP in chapters)
+    for line in code_lines(DP):
         assert "[dist]" not in line or line in shared
 
 

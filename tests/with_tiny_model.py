@@ -59,7 +59,7 @@ def tiny_other_on_each_rank(arch: str, num_classes: int, pretrained: bool) -> nn
     """As when a rank has drawn other random numbers before: rank 0's weights must count."""
     model = tiny_float64(arch, num_classes, pretrained)
     for parameter in model.parameters():
-        parameter.data += int(os.environ.get("RANK", 0))
+        parameter.data += int(os.environ.get("CREW_RANK", 0))
     return model
 
 

@@ -1,0 +1,190 @@
+"""05_horovod/elastic.py: workers killed, regained, sent away and added while it trains.
+
+What happens, and after which step, is a plan that the workers carry out themselves, so that no test
+depends on how fast this machine is. They also write down which images they have seen and a digest
+of the weights whenever they save their state.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from harness import ROOT, Result, load_state, rows, run
+
+CHAPTER = ROOT / "05_horovod"
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None,
+    reason="needs Horovod: bash 05_horovod/install.sh",
+)
+# Two names for this machine, as a failed host is shut out by its name.
+HOSTS = "localhost:1\n127.0.0.1:1\n"
+# 100 images, of which two ranks take 16 a step and one takes 8: every epoch leaves out 4.
+TRAIN, DONE, VAL, EPOCHS = 100, 96, 25, 4
+ARGV = ["--synthetic", str(TRAIN), "--image-size", "16", "--batch-size", "8", "--workers", "0"]
+ARGV += ["--commit-every", "2", "--epochs", str(EPOCHS), "--output-dir", "run"]
+
+# The plan is a list of [epoch, images done in it, rank, deed], each done once.
+WORKER = f"""
+import hashlib, json, os, signal, sys, time
+from pathlib import Path
+
+sys.path.insert(0, {str(CHAPTER)!r})
+import elastic
+import torch
+from elastic import hvd
+from torch import nn
+
+plan, seen, states = json.loads(os.environ["PLAN"]), [], []
+
+
+class Seen(torch.utils.data.Dataset):
+    def __init__(self, images):
+        self.images = images
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        seen.append(index)
+        return self.images[index]
+
+
+def build_datasets(args):
+    train_set, val_set, classes = real_datasets(args)
+    return Seen(train_set), val_set, classes
+
+
+def build_model(arch, classes, pretrained):
+    norm = [nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+    return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), *norm, nn.Linear(32, classes))
+
+
+def save(state):
+    real_save(state)
+    states[:] = [state]
+    digest = hashlib.sha256()
+    for p in state.model.parameters():
+        digest.update(p.detach().numpy().tobytes())
+        digest.update(state.optimizer.state[p]["momentum_buffer"].numpy().tobytes())
+    row = dict(epoch=state.sampler.epoch, done=state.sampler.processed_num, images=seen)
+    row |= dict(step=state.step, digest=digest.hexdigest(), rank=hvd.rank(), world=hvd.size())
+    with open(f"saved-{{os.getpid()}}.jsonl", "a") as file:
+        file.write(json.dumps(row) + "\\n")
+    seen.clear()
+
+
+def restore(state):
+    real_restore(state)
+    seen.clear()
+
+
+def record_batch(sampler, *batch):
+    real_record(sampler, *batch)
+    for epoch, done, rank, deed in plan:
+        if [epoch, done, rank] == [sampler.epoch, sampler.processed_num, hvd.rank()]:
+            try:
+                Path(f"did-{{epoch}}-{{done}}").touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            if deed == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            hosts = dict(stay=os.environ["HOROVOD_HOSTNAME"] + ":1\\n", grow={HOSTS!r})
+            if deed in hosts:
+                Path("new").write_text(hosts[deed])
+                Path("new").replace("hosts.txt")
+            deadline = time.monotonic() + 60  # for the news of hosts to arrive
+            while states[0]._host_messages.empty():
+                assert time.monotonic() < deadline, deed
+                time.sleep(0.05)
+
+
+real_datasets, elastic.build_datasets = elastic.build_datasets, build_datasets
+elastic.build_model = build_model
+State, Sampler = hvd.elastic.TorchState, hvd.elastic.ElasticSampler
+real_save, State.save = State.save, save
+real_restore, State.restore = State.restore, restore
+real_record, Sampler.record_batch = Sampler.record_batch, record_batch
+elastic.main()
+"""
+
+
+def horovodrun(
+    folder: Path, words: list, plan: list, *options: str, timeout: float = 150
+) -> Result:
+    """Start it as the docstring says, on the two hosts that are this machine."""
+    (folder / "hosts.txt").write_text(HOSTS)
+    launch = [Path(sys.executable).parent / "horovodrun", "-np", "2", "--min-np", "1"]
+    launch += ["--max-np", "4", "--gloo", "--network-interfaces", "lo", *options]
+    discover = f"{CHAPTER}/discover_hosts.sh hosts.txt"
+    launch += ["--host-discovery-script", discover, sys.executable, *words]
+    env = {"PLAN": json.dumps(plan), "CUDA_VISIBLE_DEVICES": ""}
+    return run(launch, folder, timeout, env)
+
+
+def train(folder: Path, plan: list, *options: str) -> list[tuple[int, int]]:
+    """Train with the plan, check what holds whatever happens, and return the worlds: how many
+    ranks there were, from which step on."""
+    (folder / "worker.py").write_text(WORKER)
+    result = horovodrun(folder, ["worker.py", *ARGV], plan, *options)
+    assert result.returncode == 0, result.output
+    assert len(list(folder.glob("did-*"))) == len(plan), result.output
+
+    out = folder / "run"
+    assert [(row["epoch"], row["images"]) for row in rows(out, "eval")] == [
+        (epoch, VAL) for epoch in range(EPOCHS)
+    ]
+    assert len(rows(out, "end")) == 1
+    saved = load_state(out / "checkpoint.pt")
+    assert saved["epoch"] == EPOCHS and saved["step"] == rows(out, "end")[0]["step"]
+    trained = rows(out, "train")
+    for epoch in range(EPOCHS):
+        assert sum(row["images"] for row in trained if row["epoch"] == epoch) == DONE
+    for row in trained:  # peak 0.1 per 256 images, cosine
+        share = (1, 0.853553, 0.5, 0.146447)[row["epoch"]]
+        assert row["lr"] == pytest.approx(0.1 * 8 * row["world_size"] / 256 * share, rel=1e-4)
+
+    # Of what is in the state that the run went on from, no image came twice.
+    commits = [
+        json.loads(line)
+        for file in folder.glob("saved-*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    for epoch in range(EPOCHS):
+        images = [i for row in commits if row["epoch"] == epoch for i in row["images"]]
+        assert len(images) == len(set(images)) == DONE, (epoch, sorted(images))
+    # At each point of the run all ranks, those that had just joined too, have had the same weights.
+    weights = {}
+    for row in commits:
+        assert row["digest"] == weights.setdefault((row["epoch"], row["done"]), row["digest"]), row
+    assert len(set(weights.values())) >= DONE // 32 * EPOCHS
+    return [(row["world_size"], row["step"]) for row in rows(out, "start")]
+
+
+@needs_horovod
+def test_worker_killed(tmp_path: Path) -> None:
+    """Rank 0 dies in mid-epoch, after step 9, one step after a commit. The other redoes that step
+    alone, in two of its own, and goes on to the end."""
+    assert train(tmp_path, [[1, 48, 0, "kill"]]) == [(2, 0), (1, 8)]
+    assert rows(tmp_path / "run", "end")[0]["step"] == 8 + 8 + 12 + 12
+
+
+@needs_horovod
+def test_workers_come_and_go(tmp_path: Path) -> None:
+    """2 workers, one killed: 1, its host comes back: 2, leaves: 1, and is added again: 2. Then rank
+    0 is killed before the newcomer's first commit, and there is 1, until the host is back."""
+    plan = [
+        [1, 48, 1, "kill"],  # back to 32
+        [1, 72, 0, "wait"],  # until the host is no longer shut out; commit at 80
+        [2, 48, 0, "stay"],  # commit at 64
+        [3, 24, 0, "grow"],  # commit at 32
+        [3, 48, 0, "kill"],  # back to 32
+        [3, 56, 0, "wait"],  # commit at 64, hence
+    ]
+    worlds = train(tmp_path, plan, "--blacklist-cooldown-range", "1", "1")
+    print(worlds)
+    assert [size for size, _ in worlds] == [2, 1, 2, 1, 2, 1, 2]
+    assert [step for _, step in worlds] == [0, 8, 14, 19, 27, 27, 31]

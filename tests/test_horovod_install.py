@@ -1,0 +1,140 @@
+"""05_horovod/install.sh: what it answers without building, and that what it built is right."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from harness import ROOT, Result, run
+
+SCRIPT = ROOT / "05_horovod" / "install.sh"
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None,
+    reason="needs Horovod: bash 05_horovod/install.sh",
+)
+
+
+def install(folder: Path, *argv: str, **env: str) -> Result:
+    """Run the script with an empty store of wheels and an empty folder for its temporary files,
+    which must be empty again when it ends."""
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    env = {
+        "PYTHON": sys.executable,
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "TMPDIR": str(scratch),
+    } | env
+    result = run([shutil.which("bash"), SCRIPT, *argv], folder, 60, env)
+    assert not list(scratch.iterdir()), result.output
+    return result
+
+
+def assert_one_line(result: Result, words: str) -> None:
+    """It failed, and its only complaint is one line with the words."""
+    assert result.returncode != 0, result.output
+    assert result.stderr.startswith("error: "), result.output
+    assert result.stderr.count("\n") == 1 and words in result.stderr, result.output
+
+
+def test_syntax(tmp_path: Path) -> None:
+    result = run(["bash", "-n", SCRIPT], tmp_path)
+    assert result.returncode == 0 and not result.stderr, result.output
+
+
+def test_help(tmp_path: Path) -> None:
+    """It names every flag and environment variable, and needs no Python."""
+    result = install(tmp_path, "--help", PYTHON="no-such-python")
+    assert result.returncode == 0 and not result.stderr, result.output
+    for word in ("--cpu", "--nccl", "PYTHON", "XDG_CACHE_HOME", "CUDA_HOME", "MAKEFLAGS"):
+        assert word in result.stdout, word
+
+
+def test_unknown_flag(tmp_path: Path) -> None:
+    assert_one_line(install(tmp_path, "--gpu"), "unknown argument --gpu")
+
+
+def test_no_python(tmp_path: Path) -> None:
+    assert_one_line(install(tmp_path, PYTHON="no-such-python"), "no no-such-python here")
+
+
+def test_python_without_torch(tmp_path: Path) -> None:
+    """-I -S hides what is installed, as an environment without torch would."""
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    bare.chmod(0o755)
+    assert_one_line(install(tmp_path, PYTHON=str(bare)), "has no torch")
+
+
+def test_no_compiler(tmp_path: Path) -> None:
+    """A PATH with little more than a shell: one line names all that is missing."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "basename", "mktemp", "rm", "uname"):
+        (tools / name).symlink_to(shutil.which(name))
+    result = install(tmp_path, "--cpu", PATH=str(tools), CXX="")
+    assert_one_line(result, "missing: g++ cmake make")
+    assert "apt-get install" in result.stderr
+
+
+def test_nccl_without_a_toolkit(tmp_path: Path) -> None:
+    """--nccl does not fall back. The toolkit at hand is an nvcc of a CUDA that torch never knew;
+    whichever lies in /usr/local is out of a test's reach, so torch is made to want CUDA 99."""
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 8.0, V8.0.61'\n")
+    nvcc.chmod(0o755)
+    (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.version.cuda = '99.0'\n")
+    result = install(tmp_path, "--nccl", CUDA_HOME=str(tmp_path), PYTHONPATH=str(tmp_path))
+    assert_one_line(result, "no nvcc of CUDA 99")
+
+
+def test_other_source_is_refused(tmp_path: Path) -> None:
+    """A package that calls itself Horovod 0.28.1 and is not the release is not unpacked."""
+    for tool in ("g++", "cmake", "make"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs a compiler: apt-get install {tool}")
+    index = tmp_path / "index"
+    index.mkdir()
+    fake = tmp_path / "horovod-0.28.1"
+    fake.mkdir()
+    (fake / "setup.py").write_text("raise SystemExit('it ran')\n")
+    tar = ["tar", "-czf", index / "horovod-0.28.1.tar.gz", fake.name]
+    subprocess.run(tar, cwd=tmp_path, check=True)
+    result = install(tmp_path, "--cpu", PIP_NO_INDEX="1", PIP_FIND_LINKS=str(index))
+    assert result.returncode != 0, result.output
+    assert result.lines("DO NOT MATCH THE HASHES"), result.output
+    assert result.lines("error: the source of Horovod was not fetched"), result.output
+    assert not result.lines("it ran") and not list(tmp_path.glob("cache/**/*.whl")), result.output
+
+
+@needs_horovod
+def test_what_is_installed(tmp_path: Path) -> None:
+    """The release that the chapter is written for, with PyTorch and Gloo and nothing like MPI."""
+    assert version("horovod") == "0.28.1"
+    horovodrun = Path(sys.executable).parent / "horovodrun"
+    result = run([horovodrun, "--check-build"], tmp_path)
+    assert result.returncode == 0, result.output
+    for line in ("[X] PyTorch", "[X] Gloo", "[ ] MPI", "[ ] TensorFlow"):
+        assert result.lines(line), result.output
+
+
+@needs_horovod
+def test_allreduce(tmp_path: Path) -> None:
+    """It is built for this torch: two processes add up their ranks."""
+    script = tmp_path / "add.py"
+    script.write_text(
+        "import torch, horovod.torch as hvd\n"
+        "hvd.init()\n"
+        "total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum)\n"
+        "print(f'size {hvd.size()} total {total.item()}')\n"
+    )
+    horovodrun = Path(sys.executable).parent / "horovodrun"
+    launch = [horovodrun, "-np", "2", "-H", "localhost:2", "--gloo"]
+    result = run([*launch, sys.executable, script], tmp_path, 120)
+    assert result.returncode == 0, result.output
+    assert len(result.lines("size 2 total 3.0")) == 2, result.output
