@@ -11,16 +11,16 @@ help:  ## this list
 demo: $(VENV)/ready  ## train chapter 02 on two processes (or all GPUs) and draw the curve
 	$(RUN) tools/demo.py
 
-test: $(VENV)/ready lint  ## all tests
+test: $(VENV)/ready $(VENV)/ready-for-tests lint  ## all tests
 	$(RUN) -m pytest -m "not proof" $(ARGS)
 
-smoke: $(VENV)/ready  ## every chapter once, on CPUs, one GPU or many
+smoke: $(VENV)/ready $(VENV)/ready-for-tests  ## every chapter once, on CPUs, one GPU or many
 	$(RUN) -m pytest -m smoke $(ARGS)
 
 smoke-oldest: $(VENV)-oldest/ready  ## the same on the oldest torch we support
 	$(VENV)-oldest/bin/python -m pytest -m smoke $(ARGS)
 
-proof: $(VENV)/ready  ## the long proofs, then every protection broken on purpose
+proof: $(VENV)/ready $(VENV)/ready-for-tests  ## the long proofs, then every protection broken on purpose
 	$(RUN) -m pytest -m proof $(ARGS)
 	$(RUN) tests/mutations.py
 
@@ -35,6 +35,11 @@ $(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"the pinned torch needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: type make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet -c constraints.txt -r requirements-dev.txt
+	touch $@
+
+# What is not a Python package: Slurm, Horovod and the compilers that it is built with.
+$(VENV)/ready-for-tests: $(VENV)/ready tests/prepare.sh 05_horovod/install.sh tools/mini_slurm.sh
+	PYTHON=$(RUN) bash tests/prepare.sh
 	touch $@
 
 $(VENV)-oldest/ready: requirements.txt requirements-oldest.txt

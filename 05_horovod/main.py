@@ -22,6 +22,7 @@ import json
 import math
 import os
 import shutil
+import socket
 import sys
 import time
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
@@ -41,6 +42,8 @@ from tqdm import tqdm
 try:
     import horovod.torch as hvd
     from horovod.common.exceptions import HorovodInternalError
+
+    NO_HOROVOD = None
 except ImportError as error:
     hvd, HorovodInternalError, NO_HOROVOD = None, RuntimeError, error
 
@@ -283,8 +286,8 @@ def build_optimizer(
         settings = {"base_lrs": [peak_lr], "last_epoch": position}
         schedule.load_state_dict(checkpoint["schedule"] | settings)
         optimizer.param_groups[0]["lr"] = peak_lr * share_of_peak(position)
-        # [dist] Rank 0's momentum for all. Not of a fresh one: to make one it would take a step.
-        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        for state in optimizer.state.values():  # from another chapter it comes as channels_last
+            state["momentum_buffer"] = state["momentum_buffer"].contiguous()
     return optimizer, schedule
 
 
@@ -431,6 +434,9 @@ def run(args: Namespace, checkpoint: dict) -> None:
     # [dist] Machines may see different disks: without this the ranks hang, or train on garbage.
     same = torch.equal(all_reduce_sum(mine.clone()), mine * world_size)
     refuse_if(not same, f"rank {rank} has {facts}, others differ in data or checkpoint: share both")
+    if checkpoint:
+        # [dist] Rank 0's momentum for all. Not of a fresh one: to make it, it would take a step.
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     log, best_acc1 = RunLog(args, rank, checkpoint), checkpoint.get("best_acc1", -1.0)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     facts |= {"torch": torch.__version__, "cuda": torch.version.cuda, "host": os.uname().nodename}
@@ -463,8 +469,13 @@ def run(args: Namespace, checkpoint: dict) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     request = parse_args(argv)
-    refuse_if(hvd is None, f"no Horovod: bash {CHAPTER}/install.sh builds it")
+    no_horovod = f"cannot import Horovod ({NO_HOROVOD}): bash {CHAPTER}/install.sh builds it"
+    refuse_if(hvd is None, no_horovod)
     by_hand = f"start it by: horovodrun -np 2 -H localhost:2 --gloo python {' '.join(sys.argv)}"
+    try:
+        socket.getaddrinfo(name := socket.gethostname(), None)
+    except OSError:  # Horovod would end in a segmentation fault
+        refuse_if(True, f"the name of this machine, {name}, has no address: put it into /etc/hosts")
     started = {"HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"} & os.environ.keys()
     refuse_if(not started, by_hand)
     try:

@@ -569,7 +569,7 @@ def worker(number: int, argv: list[str] | None, places: list[dict[str, str]]) ->
 
 @record  # [dist] a rank that fails leaves its traceback where torchrun finds it and shows it
 def main(argv: list[str] | None = None) -> None:
-    args = build_parser().parse_args(argv)
+    args, _ = parse_args(argv)  # what cannot work is said once, not by each process
     try:
         places = places_of_task(os.environ, args.procs_per_task)
     except ValueError as error:
@@ -577,7 +577,6 @@ def main(argv: list[str] | None = None) -> None:
         refuse_if(True, f"{error}: type {line} (as many tasks as GPUs, or one)")
     if len(places) == 1:
         return worker(0, argv, places)
-    parse_args(argv)  # what cannot work is said once, not by each process
     for stop_signal in STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)  # the children begin with it: no signal is early
     children = mp.spawn(worker, (argv, places), len(places), join=False)

@@ -27,7 +27,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
@@ -386,6 +385,18 @@ class DistributedDataParallel(nn.Module):
         return self.module(*inputs)
 
 
+class Sum(torch.autograd.Function):
+    """Over all ranks, of values and on the way back of gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    backward = forward
+
+
 class SyncBatchNorm(_BatchNorm):
     """BatchNorm of the images of all ranks, of equal shares; a plain and slow calculation."""
 
@@ -397,13 +408,14 @@ class SyncBatchNorm(_BatchNorm):
         both = torch.stack(
             [images.float().mean((0, 2, 3)), images.float().square().mean((0, 2, 3))]
         )
-        mean, square = torch.distributed.nn.functional.all_reduce(both) / dist.get_world_size()
+        mean, square = Sum.apply(both) / dist.get_world_size()
         variance = square - mean * mean
         count = images.numel() / images.shape[1] * dist.get_world_size()
         with torch.no_grad():
             self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
+            unbiased = variance * count / (count - 1)
+            for old, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+                old.lerp_(new.to(old.dtype), self.momentum)
         factor = self.weight * torch.rsqrt(variance + self.eps)
         shift = self.bias - mean * factor
         return (images * factor[:, None, None] + shift[:, None, None]).to(images.dtype)
@@ -487,6 +499,9 @@ class OnlyIn:
         if _is_apex(name) and path is None:
             return PathFinder.find_spec(name, self.places)
         return self.finder.find_spec(name, path, target)
+
+    def __getattr__(self, name: str) -> Any:  # others than import ask finders for other things
+        return getattr(self.finder, name)
 
 
 @contextlib.contextmanager

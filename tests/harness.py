@@ -77,6 +77,11 @@ class Result:
     def output(self) -> str:
         return f"$ {' '.join(self.command)}\n[{self.returncode}]\n{self.stdout}\n{self.stderr}"
 
+    @property
+    def said(self) -> list[str]:
+        """The lines of stdout, without the "[0]<stdout>:" that horovodrun puts before them."""
+        return [re.sub(r"^\[\d+\]<stdout>:", "", line) for line in self.stdout.splitlines()]
+
     def lines(self, word: str) -> list[str]:
         """Lines of stdout or stderr that hold the word."""
         return [line for line in (self.stdout + self.stderr).splitlines() if word in line]
@@ -147,11 +152,9 @@ def run(
 
 
 def command_for(chapter: str, argv: list[str], processes: int, script: Path | None = None) -> list:
-    """The command line of a chapter's docstring; script stands in for its main.py."""
+    """The command line of a chapter's docstring; script stands in for its main.py. For 06 a Slurm
+    on this machine is started where that is possible; elsewhere it runs under torchrun."""
     script = script or ROOT / chapter / "main.py"
-    if chapter in LAUNCHED_BY_TORCHRUN:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        return [*torchrun, "--nproc-per-node", str(processes), script, *argv]
     if chapter == "03_multiprocessing":
         return [sys.executable, script, *argv, "--nprocs", str(processes)]
     if chapter == HOROVOD:
@@ -166,7 +169,14 @@ def command_for(chapter: str, argv: list[str], processes: int, script: Path | No
             *argv,
         ]
     if chapter == SLURM:
-        return ["srun", "--ntasks", str(processes), sys.executable, script, *argv]
+        from slurm import shared_cluster  # which is built on this module
+
+        if cluster := shared_cluster():
+            srun = cluster.user("srun", "--ntasks", str(processes))
+            return [*srun, sys.executable, script, *argv]
+    if chapter in (*LAUNCHED_BY_TORCHRUN, SLURM):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        return [*torchrun, "--nproc-per-node", str(processes), script, *argv]
     return [sys.executable, script, *argv]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import re
 import shutil
@@ -13,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from harness import TOOLS, Result, run
 
 MINI_SLURM = TOOLS / "mini_slurm.sh"
@@ -42,7 +45,8 @@ class MiniSlurm:
     def user(self, *command) -> list:
         """A command as the user of a cluster would give it."""
         # The tests' choice of loopback must not get from the user's shell into separate nodes.
-        return ["env", *(["-u", "GLOO_SOCKET_IFNAME"] if self.netns else []), *command]
+        loopback = ["-u", "GLOO_SOCKET_IFNAME"] if self.netns else []
+        return ["env", *loopback, f"SLURM_CONF={self.env['SLURM_CONF']}", *command]
 
     def run(self, *command, timeout: float = 30, cwd: Path | None = None) -> Result:
         """A command of Slurm or another, with this cluster's SLURM_CONF."""
@@ -108,3 +112,15 @@ def mini_slurm(netns: bool = False) -> Iterator[MiniSlurm]:
     finally:
         # Not through harness.run: whatever happens above, this happens too.
         subprocess.run([MINI_SLURM, "down", "--dir", folder], check=True, timeout=60)
+
+
+@functools.cache
+def shared_cluster() -> MiniSlurm | None:
+    """One for all tests of a session that only want to launch; None where there can be none, and
+    on a machine with GPUs, of which it would know nothing."""
+    if not slurm_is_here() or torch.cuda.is_available():
+        return None
+    context = mini_slurm()
+    cluster = context.__enter__()
+    atexit.register(context.__exit__, None, None, None)
+    return cluster

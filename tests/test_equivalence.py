@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 from crew import Crew, call_main
-from harness import AS_OTHERS, CHAPTERS, command_for, load_chapter, load_state, rows, run
+from harness import (
+    AS_OTHERS,
+    CHAPTERS,
+    HOROVOD,
+    SLURM,
+    command_for,
+    load_chapter,
+    load_state,
+    rows,
+    run,
+)
 from torch import Tensor, nn
 from with_tiny_model import (
     tiny_batchnorm,
@@ -147,9 +157,9 @@ def test_trains_as_one_process_would(
     assert_is_plain_training(state, build, lr, tolerance, tmp_path)
 
 
-@pytest.mark.parametrize("chapter", ["02_distributed", "03_multiprocessing"])
+@pytest.mark.parametrize("chapter", ["02_distributed", "03_multiprocessing", HOROVOD, SLURM])
 def test_so_does_a_real_launch(chapter: str, tmp_path: Path) -> None:
-    """The crew takes the place of the launcher: here torchrun and mp.spawn start the ranks."""
+    """The crew takes the place of the launcher: here torchrun, mp.spawn, horovodrun and srun do."""
     argv = [chapter, *arguments(tmp_path / "run", HIGH_RATE)]
     launcher = Path(__file__).with_name("with_tiny_model.py")
     # On CPUs, where two ranks always have room.

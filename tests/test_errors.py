@@ -33,8 +33,10 @@ import torch
 from crew import Crew, call_main
 from harness import (
     CHAPTERS,
+    HOROVOD,
     LAUNCHED_BY_TORCHRUN,
     ROOT,
+    SLURM,
     Result,
     command_for,
     events,
@@ -112,7 +114,9 @@ def call_by_rank(chapter: str, argvs: list[list[str]], cwd: Path) -> dict:
 def call_as_fourth(chapter: str, argv: list[str], cwd: Path) -> dict:
     """call, as the last of four ranks on a machine that has two GPUs."""
     ranks = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
-    with mock.patch.dict(os.environ, ranks):
+    ranks |= {"SLURM_PROCID": "3", "SLURM_LOCALID": "3", "SLURM_STEP_TASKS_PER_NODE": "4"}
+    fourth = "horovod.torch.local_rank" if chapter == HOROVOD else "os.getppid"
+    with mock.patch.dict(os.environ, ranks), mock.patch(fourth, return_value=3):
         return call(chapter, argv, cwd, two_gpus)
 
 
@@ -461,7 +465,17 @@ CASES = {
     "evaluate_other_classes": Case(
         "--data good --evaluate --resume run/checkpoint.pt", ("10 classes", r"data 2\b")
     ),
-    "resume_inside_epoch": resume("inside_epoch.pt", "06_slurm"),
+    "resume_inside_epoch": Case(
+        "--synthetic 8 --resume inside_epoch.pt", ("--resume inside_epoch.pt", "06_slurm"),
+        chapters=tuple(c for c in CHAPTERS if c != SLURM),
+    ),
+    "uneven_passes": Case(
+        "--synthetic 8 --batch-size 8 --backward-passes-per-step 3",
+        ("--backward-passes-per-step 3", "4 images"), chapters=(HOROVOD,),
+    ),
+    "no_such_meeting": Case(
+        "--synthetic 8 --dist-file nowhere", ("--dist-file nowhere", "make it"), chapters=(SLURM,)
+    ),
     # the output folder
     "holds_a_run": Case(
         "--synthetic 8 --output-dir run", (r"\brun holds", "--resume auto", "--output-dir")
@@ -531,6 +545,10 @@ NUMBERS: dict[str, tuple[float, tuple]] = {
     "--nnodes": (1, (LARGE,)),
     "--node-rank": (0, (LARGE,)),
     "--master-port": (1, (LARGE,)),
+    "--clip-grad": (0.0, ("nan", "inf", "-0.1")),
+    "--loss-scale": (0.0, ("nan", "inf", "-0.1")),
+    "--backward-passes-per-step": (1, (LARGE,)),
+    "--procs-per-task": (0, (LARGE,)),
 }
 
 

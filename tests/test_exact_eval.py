@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from crew import Crew, call_main
-from harness import CHAPTERS, load_chapter, load_state, rows
+from harness import AS_OTHERS, CHAPTERS, SLURM, load_chapter, load_state, rows
 from test_equivalence import normalised
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -85,7 +85,9 @@ def enter(chapter: str) -> tuple[ModuleType, SimpleNamespace, int, int]:
     """In a crew member: the chapter, its arguments, rank and world size, other ranks joined."""
     module = load_chapter(chapter)
     argv = ["--synthetic", "--image-size", "8", "--batch-size", "6", "--workers", "0"]
-    args = module.build_parser().parse_args(argv)
+    args = module.build_parser().parse_args([*argv, *AS_OTHERS.get(chapter, [])])
+    if chapter == SLURM:
+        os.environ |= module.places_of_task(os.environ, args.procs_per_task)[0]
     rank, world_size, _ = module.setup_distributed(args)
     return module, args, rank, world_size
 

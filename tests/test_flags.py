@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext as nothing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,18 @@ import numpy as np
 import pytest
 import torch
 from crew import Crew, call_main
-from harness import CHAPTERS, ROOT, events, flags_of, load_chapter, load_state
+from harness import CHAPTERS, HOROVOD, ROOT, events, flags_of, load_chapter, load_state
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
 
 HUB = "02_distributed"
 # What a chapter cannot honour, and what it has of its own: a chapter that is new goes in here.
-LEFT_OUT = {"01_dataparallel": ["--sync-bn", "--dist-timeout"]}
+LEFT_OUT = {
+    "01_dataparallel": ["--sync-bn", "--dist-timeout"],
+    "04_apex": ["--bf16"],
+    "05_horovod": ["--dist-timeout"],
+}
 OWN = {
     "01_dataparallel": ["--gpus"],
     "02_distributed": [],
@@ -41,6 +46,17 @@ OWN = {
         "--master-addr",
         "--master-port",
     ],
+    "04_apex": [
+        "--impl",
+        "--amp-dtype",
+        "--clip-grad",
+        "--loss-scale",
+        "--fused-sgd",
+        "--opt-level",
+        "--keep-batchnorm-fp32",
+    ],
+    "05_horovod": ["--fp16-allreduce", "--backward-passes-per-step"],
+    "06_slurm": ["--procs-per-task", "--dist-file"],
     "07_dist_eval": ["--save-predictions", "--compare-naive"],
 }
 # The order and the defaults of the flags that all have; --output-dir and --workers: see below.
@@ -147,6 +163,7 @@ def test_default_of_workers(
     """The CPUs that this process may use, shared by the ranks of the machine; not too many."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setenv("HOROVOD_LOCAL_SIZE", str(ranks))
     if chapter == "01_dataparallel":  # always one process
         workers = min(16, cpus)
     assert actions(chapter)["--workers"].default == workers
@@ -203,7 +220,7 @@ def watched(chapter: str, cwd: Path, seen: dict) -> Iterator[None]:
     real_init, real_run = torch.distributed.init_process_group, module.run
     for memory in (Tiny.seen, Compiled.calls, Loader.workers):
         memory.clear()
-    seen |= {"models": [], "timeout": None, "args_changed": None}
+    seen |= {"models": [], "timeout": None, "meeting": None, "args_changed": None}
 
     def get_model(name: str, weights: object = None, **options: Any) -> nn.Module:
         seen["models"].append((name, weights))
@@ -215,6 +232,7 @@ def watched(chapter: str, cwd: Path, seen: dict) -> Iterator[None]:
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         given = inspect.signature(real_init).bind(*args, **kwargs).arguments
         seen["timeout"] = given["timeout"].total_seconds()
+        seen["meeting"] = given["init_method"]
         real_init(*args, **kwargs)
 
     def run(args: argparse.Namespace, *others: Any) -> None:
@@ -266,13 +284,44 @@ def observe_sync_bn(chapter: str, argv: list[str], cwd: Path) -> dict:
     refusal = observe(chapter, argv, cwd)["exit"]
     args, model = module.build_parser().parse_args(argv), Tiny()
     bare = lambda model, *_: model  # noqa: E731
-    with mock.patch("torch.nn.parallel.DistributedDataParallel", bare):
+    with (
+        mock.patch("torch.nn.parallel.DistributedDataParallel", bare),
+        mock.patch("horovod.torch.broadcast_parameters") if HOROVOD == chapter else nothing(),
+    ):
         module.wrap_model(args, model, torch.device("cpu"))
     return {
         "refusal": refusal,
         "norm": type(model.norm).__name__,
         "head": type(model.head).__name__,
     }
+
+
+def observe_optimizer(chapter: str, argv: list[str], cwd: Path) -> dict:
+    """05: what Horovod's optimizer is told about compression."""
+    module, given = load_chapter(chapter), []
+    optimizer = lambda *arguments: given.append(arguments)  # noqa: E731
+    with mock.patch("horovod.torch.DistributedOptimizer", optimizer):
+        module.wrap_optimizer(module.build_parser().parse_args(argv), None, Tiny())
+    return {"compression": given[0][2].__name__}
+
+
+def observe_slurm(chapter: str, argv: list[str], cwd: Path) -> dict:
+    """06 in a task of its own on each of two nodes, without starting anything: what is spawned."""
+    module, spawned = load_chapter(chapter), []
+
+    def spawn(function: Callable, args: tuple, nprocs: int, join: bool) -> mock.Mock:
+        spawned.append((args[1], nprocs))
+        return mock.Mock(join=lambda: True)
+
+    task = {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_NODEID": "1", "SLURM_PROCID": "1"}
+    with (
+        mock.patch.dict(os.environ, task),
+        mock.patch("torch.multiprocessing.spawn", spawn),
+        mock.patch.object(module, "worker", lambda number, argv, places: spawned.append(places)),
+        mock.patch("signal.signal"),
+    ):
+        module.main(argv)
+    return {"spawned": spawned}
 
 
 def observe_gpus(chapter: str, argv: list[str], cwd: Path) -> dict:
@@ -451,6 +500,33 @@ OWN_CHANGES = {
     ),
     "--master-port": Change(
         ["--master-port", "29501"], of("MASTER_PORT"), ("29501",), observe=observe_spawn
+    ),
+    "--amp-dtype": Change(
+        ["--amp-dtype", "fp16"], lambda o: {inside for _, _, inside, _ in o["seen"]},
+        {"torch.float16"},
+    ),
+    "--clip-grad": Change(["--clip-grad", "1e-3"], squares, operator.ne),
+    "--loss-scale": Change(
+        ["--loss-scale", "1024"], events_of("train", "loss_scale"), [(1024.0,)] * 4,
+        base=["--amp-dtype", "fp16"],
+    ),
+    "--fp16-allreduce": Change(
+        # What it does to the gradients of two ranks: test_horovod.py.
+        ["--fp16-allreduce"], of("compression"), ("FP16Compressor",), observe=observe_optimizer
+    ),
+    "--backward-passes-per-step": Change(
+        ["--backward-passes-per-step", "2"],
+        lambda o: {shape[0] for training, shape, _, _ in o["seen"] if training}, {4},
+    ),
+    "--procs-per-task": Change(
+        ["--procs-per-task", "3"],
+        lambda o: [(n, [p["RANK"] for p in places]) for places, n in o["spawned"]]
+        if isinstance(o["spawned"][0], tuple) else "in this process",
+        [(3, ["3", "4", "5"])], observe=observe_slurm,
+    ),
+    "--dist-file": Change(
+        ["--dist-file", "."], of("meeting"),
+        lambda a, b: a == ("env://",) and re.fullmatch(r"file:///.*/rendezvous-1-0-0", b[0]),
     ),
     "--save-predictions": Change(
         ["--save-predictions", "who.csv"], of("files"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -122,7 +123,7 @@ def horovodrun(
     discover = f"{CHAPTER}/discover_hosts.sh hosts.txt"
     launch += ["--host-discovery-script", discover, sys.executable, *words]
     env = {"PLAN": json.dumps(plan), "CUDA_VISIBLE_DEVICES": ""}
-    return run(launch, folder, timeout, env)
+    return run(launch, folder, 150, env)
 
 
 def train(folder: Path, plan: list, *options: str) -> list[tuple[int, int]]:
@@ -167,9 +168,17 @@ def train(folder: Path, plan: list, *options: str) -> list[tuple[int, int]]:
 @needs_horovod
 def test_worker_killed(tmp_path: Path) -> None:
     """Rank 0 dies in mid-epoch, after step 9, one step after a commit. The other redoes that step
-    alone, in two of its own, and goes on to the end."""
+    alone, in two of its own, and goes on to the end. The same command, started again for one epoch
+    more, goes on from there."""
     assert train(tmp_path, [[1, 48, 0, "kill"]]) == [(2, 0), (1, 8)]
     assert rows(tmp_path / "run", "end")[0]["step"] == 8 + 8 + 12 + 12
+
+    result = horovodrun(tmp_path, ["worker.py", *ARGV, "--epochs", str(EPOCHS + 1)], [])
+    assert result.returncode == 0, result.output
+    again = rows(tmp_path / "run", "start")[2]
+    assert (again["epoch"], again["step"], again["world_size"]) == (EPOCHS, 40, 2)
+    assert [row["epoch"] for row in rows(tmp_path / "run", "eval")] == [0, 1, 2, 3, 4]
+    assert rows(tmp_path / "run", "end")[1]["step"] == 40 + 6
 
 
 @needs_horovod
@@ -177,14 +186,74 @@ def test_workers_come_and_go(tmp_path: Path) -> None:
     """2 workers, one killed: 1, its host comes back: 2, leaves: 1, and is added again: 2. Then rank
     0 is killed before the newcomer's first commit, and there is 1, until the host is back."""
     plan = [
-        [1, 48, 1, "kill"],  # back to 32
-        [1, 72, 0, "wait"],  # until the host is no longer shut out; commit at 80
-        [2, 48, 0, "stay"],  # commit at 64
-        [3, 24, 0, "grow"],  # commit at 32
-        [3, 48, 0, "kill"],  # back to 32
-        [3, 56, 0, "wait"],  # commit at 64, hence
+        [0, 48, 1, "kill"],  # goes back to 32
+        [0, 72, 0, "wait"],  # commits 80; no checkpoint yet gives the newcomer momentum
+        [2, 48, 0, "stay"],  # commits 64
+        [3, 24, 0, "grow"],  # commits 32
+        [3, 48, 0, "kill"],  # goes back to 32
+        [3, 56, 0, "wait"],  # commits 64
     ]
     worlds = train(tmp_path, plan, "--blacklist-cooldown-range", "1", "1")
-    print(worlds)
-    assert [size for size, _ in worlds] == [2, 1, 2, 1, 2, 1, 2]
-    assert [step for _, step in worlds] == [0, 8, 14, 19, 27, 27, 31]
+    # 6 steps an epoch for two ranks, 12 for one.
+    assert worlds == [(2, 0), (1, 2), (2, 8), (1, 19), (2, 27), (1, 27), (2, 31)]
+
+
+def test_user_errors(tmp_path: Path) -> None:
+    """Each is told in one line; the command of the docstring has none."""
+    words = re.sub(r"\\\\\n\s*", "", (CHAPTER / "elastic.py").read_text().split('"""')[1])
+    good = re.search(r"elastic\.py (--.*)", words)[1].split()
+    wrong = {
+        "--batch-size 0": "--batch-size 0 is out of range",
+        "--epochs -1": "--epochs -1 is out of range",
+        "--commit-every 0": "--commit-every 0 is out of range",
+        "--lr nan": "--lr nan is out of range",
+        "--data .": "give --data DIR or --synthetic",
+    }
+    script = f"import sys; sys.path.insert(0, {str(CHAPTER)!r}); import elastic\n"
+    script += f"elastic.parse_args({good!r})\n"
+    for argv in wrong:
+        script += f"try: elastic.main({['--synthetic', *argv.split()]!r})\n"
+        script += "except SystemExit as error: print(error)\n"
+    result = run([sys.executable, "-c", script], tmp_path, 120)
+    assert result.returncode == 0, result.output
+    lines = result.stdout.splitlines()
+    assert len(lines) == len(wrong), result.output
+    for line, words in zip(lines, wrong.values(), strict=True):
+        assert line.startswith(f"05_horovod: error: {words}"), line
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [
+        (False, "no Horovod: bash 05_horovod/install.sh builds it"),
+        pytest.param(True, "start it by: horovodrun --host-disc", marks=needs_horovod),
+    ],
+)
+def test_cannot_start(installed: bool, words: str, tmp_path: Path) -> None:
+    if not installed:
+        (tmp_path / "horovod.py").write_text("raise ImportError('hidden')\n")
+    command = [sys.executable, CHAPTER / "elastic.py", "--synthetic"]
+    result = run(command, tmp_path, 120, {"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 1 and not result.stdout, result.output
+    assert result.stderr.startswith(f"05_horovod: error: {words}"), result.output
+    assert result.stderr.count("\n") == 1, result.output
+
+
+def test_discover_hosts(tmp_path: Path) -> None:
+    """Lines of host:slots, or one line of complaint: never a list that is short by mistake."""
+    script, file = CHAPTER / "discover_hosts.sh", tmp_path / "hosts.txt"
+    file.write_text("a:1\n\n  # all of rack 2\nb.example:4 # slow\r\n")
+    for argv, env in ([file], {}), ([], {"ELASTIC_HOSTS": str(file)}):
+        result = run([script, *argv], tmp_path, 20, env)
+        assert result.returncode == 0 and result.stdout == "a:1\nb.example:4\n", result.output
+    file.write_text("")
+    result = run([script, file], tmp_path, 20)
+    assert result.returncode == 0 and not result.stdout.strip(), result.output
+    for text in ("a", "a:", "a:0", "a:1 b:1", ":2", "a:two"):
+        file.write_text(f"ok:1\n{text}\n")
+        result = run([script, file], tmp_path, 20)
+        assert result.returncode == 1 and "is not host:slots" in result.stderr, result.output
+        assert not result.stdout and result.stderr.count("\n") == 1, result.output
+    for argv in [], [tmp_path / "none"]:
+        result = run([script, *argv], tmp_path, 20)
+        assert result.returncode == 1 and result.stderr.count("\n") == 1, result.output

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from crew import Crew, call_main
-from harness import CHAPTERS, load_chapter
+from harness import CHAPTERS, HOROVOD, load_chapter
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from with_tiny_model import tiny_float32
 
@@ -77,9 +77,7 @@ def test_each_image_at_most_once(chapter: str, images: int) -> None:
             assert images == BATCH or one[0][0] != other[0][0]
 
 
-def note_targets(
-    args: object, model: object, loader: DataLoader, schedule: object, log: SimpleNamespace
-) -> None:
+def note_targets(args: object, model: object, loader: DataLoader, *others: object) -> None:
     """In place of train_one_epoch: note what comes."""
     NOTED.append([targets.tolist() for _, targets in loader])
 
@@ -133,9 +131,7 @@ class OneImage(Dataset):
         return self.images[0]
 
 
-def note_images(
-    args: object, model: object, loader: DataLoader, schedule: object, log: SimpleNamespace
-) -> None:
+def note_images(args: object, model: object, loader: DataLoader, *others: object) -> None:
     """In place of train_one_epoch: note what each view of the image looks like."""
     NOTED.append([[image.numpy().tobytes() for image in images] for images, _ in loader])
 
@@ -211,6 +207,8 @@ def seeds_of_ranks(
     }
     result = {"loss": 0.0, "acc1": 0.0, "acc5": 0.0, "images": 1}
     details = chapter == "07_dist_eval"  # there it returns more, which may be nothing
+    if chapter == HOROVOD:
+        patches["wrap_optimizer"] = lambda args, optimizer, model: optimizer
     patches["evaluate"] = lambda *args: (result,) if details else result
     argv = ["--synthetic", "64", "--batch-size", "64", "--image-size", "8", "--workers", "0"]
     os.environ["WORLD_SIZE"] = str(world_size)

@@ -46,7 +46,7 @@ def test_synthetic_trains_and_resumes(chapter: str, tmp_path: Path) -> None:
     assert rows(run_dir, "end")[0]["best_acc1"] == max(row["acc1"] for row in evals)
     # Rank 0 alone speaks: every event is printed once.
     for event in ("start", "train", "eval", "end"):
-        printed = [line for line in first.stdout.splitlines() if line.startswith(event + "  ")]
+        printed = [line for line in first.said if line.startswith(event + "  ")]
         assert len(printed) == len(rows(run_dir, event)), first.output
     assert "destroy_process_group" not in first.stderr, first.stderr
 

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Installs what the tests need beside Python packages: Horovod, built for the torch that is there,
+# and with the rights and the system for it Slurm, shellcheck and a compiler. What cannot be had is
+# named, with what will not be run for the lack of it; in CI that is an error.
+#     PYTHON=.venv/bin/python bash tests/prepare.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python}
+
+missing=()
+if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
+    need=()
+    command -v g++ >/dev/null || need+=(g++)
+    command -v cmake >/dev/null || need+=(cmake)
+    command -v shellcheck >/dev/null || need+=(shellcheck)
+    if [[ ${#need[@]} -gt 0 ]]; then
+        echo "installing ${need[*]}"
+        { apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+            apt-get -qq install --yes --no-install-recommends "${need[@]}"; } >/dev/null ||
+            missing+=("${need[*]}: the tests that need it")
+    fi
+    tools/mini_slurm.sh install || missing+=("Slurm: chapter 06 under srun and sbatch")
+else
+    missing+=("Slurm and shellcheck, for which it must be root on Debian or Ubuntu:"
+        "chapter 06 under srun and sbatch (it runs under torchrun)")
+fi
+PYTHON=$PYTHON bash 05_horovod/install.sh >/dev/null || missing+=("Horovod: chapter 05")
+
+for line in "${missing[@]}"; do
+    echo "not here, so not tested: $line" >&2
+done
+[[ ${#missing[@]} -eq 0 || -z ${CI:-} ]]
