@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from harness import (
     CHAPTERS,
     LAUNCHED_BY_TORCHRUN,
     ROOT,
+    SLURM,
     TINY,
     assert_same,
     command_for,
@@ -21,8 +24,10 @@ from harness import (
     load_chapter,
     load_state,
     rows,
+    run,
     start,
 )
+from slurm import shared_cluster
 
 ARGV = ["--synthetic", "40", *TINY, "--epochs", "1"]
 # Two processes a job share these machines' GPUs, which nccl refuses.
@@ -120,3 +125,35 @@ def test_it_learns_from_a_warning_in_torch(tmp_path: Path) -> None:
     script.write_text("import torch\ntorch.cuda.amp.GradScaler()\n")
     result = finish(start([sys.executable, script], tmp_path), 120)
     assert result.returncode != 0 and "FutureWarning" in result.stderr
+
+
+README_LINES = re.search(r"```bash\n(TRY=.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+
+
+def test_both_readmes_have_the_same_lines() -> None:
+    """One for each chapter, after the one that sets TRY."""
+    assert README_LINES in (ROOT / "README.zh-CN.md").read_text()
+    first, *lines = README_LINES.splitlines()
+    assert [re.search(r"(\S+)/main.py", line)[1] for line in lines] == CHAPTERS
+    words = re.fullmatch(r'TRY="(.*)"', first)[1].split()
+    for chapter in CHAPTERS:
+        assert load_chapter(chapter).parse_args([*words, "--output-dir", "unused"])[0].epochs == 3
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_line_of_the_readme(chapter: str, tmp_path: Path) -> None:
+    """As it stands there, in the repository's root, but with a smaller TRY."""
+    (line,) = [line for line in README_LINES.splitlines() if f"{chapter}/main.py" in line]
+    cluster = shared_cluster() if chapter == SLURM else None
+    if chapter == SLURM and cluster is None:
+        pytest.skip("needs Slurm as root: sudo tools/mini_slurm.sh install")
+    # An environment that is activated, and a copy to leave runs/ in.
+    env = on_cpu | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    (tmp_path / chapter).symlink_to(ROOT / chapter)
+    smaller = f'TRY="--synthetic 40 {" ".join(TINY)} --epochs 1"\n{line}'
+    words = ["bash", "-euc", smaller]
+    result = run(cluster.user(*words) if cluster else words, tmp_path, 240, env)
+    assert result.returncode == 0, result.output
+    assert rows(tmp_path / "runs" / chapter, "end"), result.output
+    ranks = 1 if chapter == CHAPTERS[0] else 2
+    assert rows(tmp_path / "runs" / chapter, "start")[0]["world_size"] == ranks
