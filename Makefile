@@ -45,4 +45,5 @@ $(VENV)/ready-for-tests: $(VENV)/ready tests/prepare.sh 05_horovod/install.sh to
 $(VENV)-oldest/ready: requirements.txt requirements-oldest.txt
 	$(PYTHON) -m venv $(VENV)-oldest
 	$(VENV)-oldest/bin/python -m pip install --quiet -r requirements-oldest.txt
+	-PYTHON=$(VENV)-oldest/bin/python bash 05_horovod/install.sh >/dev/null
 	touch $@

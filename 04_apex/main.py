@@ -89,7 +89,7 @@ def build_parser() -> ArgumentParser:
     add("--dist-timeout", type=int, default=600, metavar="SECONDS", help="to wait for other ranks")
     own = parser.add_argument_group("of this chapter").add_argument
     own("--impl", choices=["native", "apex"], default="native", help="torch.amp, or Apex's amp")
-    own("--amp-dtype", choices=AMP_DTYPES, default="bf16", help="of native autocast; fp32: none")
+    own("--amp-dtype", choices=AMP_DTYPES, help="of native autocast, bf16 if not given; fp32: off")
     own("--clip-grad", type=float, default=0.0, metavar="NORM", help="bound of their norm; 0: none")
     own("--loss-scale", type=float, default=0.0, help="native fp16: the first; apex: a fixed one")
     own("--fused-sgd", action="store_true", help="FusedSGD of Apex, which has it to this day")
@@ -131,7 +131,7 @@ def parse_args(argv: list[str] | None) -> tuple[Namespace, dict]:
 def check_precision(args: Namespace) -> None:
     """End with one line what contradicts itself, or needs an Apex that is not here."""
     apex, deep = args.impl == "apex", args.opt_level in ("O2", "O3")
-    native_only = args.amp_dtype != "bf16" or args.compile
+    native_only = args.amp_dtype or args.compile
     refuse_if(apex and native_only, "--amp-dtype and --compile are not for --impl apex: drop them")
     refuse_if(not apex and args.opt_level != "O1", "--opt-level needs --impl apex")
     keep = args.keep_batchnorm_fp32 and not (apex and deep)
@@ -349,9 +349,10 @@ class LossScale:
         # Off for bf16, whose range is that of fp32: the scaler then only steps the optimizer.
         self.scaler = GradScaler(device.type, args.loss_scale or 2.0**16, enabled=fp16)
         self.apex = importlib.import_module("apex.amp") if args.impl == "apex" else None
-        saved = checkpoint.get("scaler") or {}
-        # The other one's state is left aside: this one then finds its scale in its first steps.
-        if ("loss_scaler0" if self.apex else "scale") in saved:
+        saved, runs = checkpoint.get("scaler") or {}, (checkpoint.get("args", {}), vars(args))
+        # A scale that was fixed, or the other one's, is left aside: this one finds its own soon.
+        kinds = {r.get("loss_scale") or r.get("opt_level") in ("O0", "O3") for r in runs}
+        if ("loss_scaler0" in saved and len(kinds) == 1) if self.apex else "scale" in saved:
             (self.apex or self.scaler).load_state_dict(saved)
 
     def state_dict(self) -> dict | None:
@@ -448,7 +449,7 @@ def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple[Te
 def autocast(args: Namespace, device: torch.device) -> torch.autocast:
     """The context that picks 16 or 32 bits for each operation; Apex has built its own in."""
     native = args.impl == "native" and args.amp_dtype != "fp32"
-    return torch.autocast(device.type, AMP_DTYPES[args.amp_dtype], enabled=native)
+    return torch.autocast(device.type, AMP_DTYPES[args.amp_dtype or "bf16"], enabled=native)
 
 
 def train_one_epoch(
@@ -476,7 +477,7 @@ def train_one_epoch(
         lr = optimizer.param_groups[0]["lr"]
         schedule.step()
         log.step += 1
-        totals[0] += loss.detach() * len(targets)
+        totals[0] += loss.detach().double() * len(targets)  # Apex's O1 adds no mixed types
         totals[1] += (logits.detach().argmax(1) == targets).sum()
         totals[2] += len(targets)
         if step_in_epoch % args.print_freq == 0 or step_in_epoch == len(loader):
@@ -504,7 +505,7 @@ def evaluate(args: Namespace, model: nn.Module, loader: DataLoader, log: RunLog)
         with autocast(args, device):
             logits = model(images).double()
         hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
-        totals[0] += nn.functional.cross_entropy(logits, targets, reduction="sum")
+        totals[0] += nn.functional.cross_entropy(logits, targets, reduction="sum").double()
         totals[1] += hits[:, 0].sum()
         totals[2] += hits.sum()
         totals[3] += len(targets)

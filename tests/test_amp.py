@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -84,8 +85,6 @@ def work(
     """One rank of a run, and what was seen of it: types of logits, weights and gradients, and all
     weights after every step. In the training steps `bursts` (from 0) the gradients overflow, by
     this rank's share of the images. apex: the folder of the stand-in."""
-    import os
-
     module, seen = load_chapter(chapter), SimpleNamespace(logits=set(), grads=set(), weights=[])
     steps, models = iter(range(10**6)), []
 
@@ -165,14 +164,14 @@ def train(
     crew: Crew, argv: list, world_size: int = 1, function: Callable = work, **options: Any
 ) -> list[dict]:
     """A run that must end well; what each rank saw."""
-    answers = crew.run(_call, function, argv, options, world_size=world_size, timeout=60)
+    answers = crew.run(as_rank, function, argv, options, world_size=world_size, timeout=60)
     assert [answer["exit"] for answer in answers] == [None] * world_size, answers
     for answer in answers[1:]:
         assert answer["weights"] == answers[0]["weights"], "the ranks have different weights"
     return answers
 
 
-def _call(function: Callable, argv: list, options: dict) -> dict:
+def as_rank(function: Callable, argv: list, options: dict) -> dict:
     return function(argv, **options)
 
 
@@ -255,9 +254,8 @@ def test_default_is_bf16(crew: Crew, tmp_path: Path) -> None:
     assert {kinds[1] for kinds in train(crew, argv)[0]["logits"]} == {torch.bfloat16}
 
 
-# Largest difference of a weight after 12 steps; the weights themselves go up to about 0.5, and a
-# step at this rate moves them by up to 0.1.
-TOLERANCES = {"bf16": 2e-2, "fp16": 2e-3}
+# Largest difference of a weight in 12 steps, which move a weight by up to 0.1.
+TOLERANCES = {"bf16": 2e-3, "fp16": 2e-4}
 
 
 @pytest.mark.parametrize("name", TOLERANCES)
@@ -270,7 +268,7 @@ def test_close_to_fp32(name: str, crew: Crew, tmp_path: Path) -> None:
     moved = (seen["fp32"][-1] - seen["fp32"][0]).abs().max()
     print(f"\n{name}: differs by {difference.max():.1e}, moved by {moved:.1e}")
     assert 0 < difference.max() < TOLERANCES[name]
-    assert moved > 10 * TOLERANCES[name] or name == "bf16" and moved > 5 * TOLERANCES[name]
+    assert moved > 20 * TOLERANCES[name]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -329,7 +327,7 @@ def test_bf16_counts_no_skips(crew: Crew, tmp_path: Path) -> None:
     """Without a scaler nothing is skipped: an overflow ends the run, with the usual line."""
     argv = [*ARGV, "--epochs", 1, "--output-dir", tmp_path / "run"]
     options = {"bursts": (1,)}
-    answer = crew.run(_call, work, argv, options)[0]
+    answer = crew.run(as_rank, work, argv, options)[0]
     assert answer["exit"].startswith("04_apex: error: loss nan by step 3, lower --lr")
 
 
@@ -396,6 +394,7 @@ def test_resume_across_kinds(crew: Crew, tmp_path: Path) -> None:
     # Apex's state says nothing to torch's scaler, which starts anew.
     state = load_state(half)
     state["scaler"] = {"loss_scaler0": {"loss_scale": 128.0, "unskipped": 7}}
+    state["args"] |= {"impl": "apex", "amp_dtype": None, "loss_scale": 0.0}
     torch.save(state, tmp_path / "apex.pt")
     end = go_on(crew, tmp_path / "apex.pt", tmp_path / "apex-fp16", "--amp-dtype", "fp16")
     assert (end["scaler"]["scale"], end["scaler"]["_growth_tracker"]) == (65536, 4)
@@ -459,8 +458,6 @@ def refusal(argv: str, folder: Path | None, cuda: bool, output_dir: Path) -> str
         mock.patch("torch.cuda.is_available", lambda: cuda),
         mock.patch.dict("os.environ"),
     ):
-        import os
-
         os.environ.pop("RANK", None)
         with pytest.raises(SystemExit) as ended:
             load_chapter(CHAPTER).main(words)
@@ -725,11 +722,12 @@ def test_apex_resume_across_kinds(crew: Crew, tmp_path: Path, apex: Path) -> Non
 
 
 def test_apex_resume_with_another_scale(crew: Crew, tmp_path: Path, apex: Path) -> None:
-    """Only a dynamic scale is taken over, and only from a dynamic one."""
+    """The scale of another kind of scaling is not taken over: a fixed one stays what it is, and
+    what fp16 begins with is not the 1 of O0."""
     cases = {
-        "O0": [("O1", 65536.0)],  # and not 1, which fp16 cannot begin with
+        "O0": [("O1", 65536.0)],
         "O1 --loss-scale 128": [("O1", 65536.0)],
-        "O1 --loss-scale 0": [("O1 --loss-scale 128", 128.0), ("O3", 1.0), ("O2", 2.0**15)],
+        "O1 --loss-scale 0": [("O1 --loss-scale 128", 128.0), ("O3", 1.0)],
     }
     for number, (first, then) in enumerate(cases.items()):
         argv = [*APEX, "--epochs", 2, "--opt-level", *first.split(), "--output-dir"]
@@ -1078,7 +1076,7 @@ def test_real_apex(argv: str, tmp_path: Path) -> None:
     assert {value.dtype for value in floats} == {torch.float32}
     go_on = ["--resume", "run/checkpoint.pt", "--epochs", 5, "--output-dir", "on"]
     launch_on_gpus(tmp_path, [*go_on, "--amp-dtype", "bf16"])
-    assert rows(tmp_path / "on", "eval")[-1]["loss"] < rows(tmp_path / "run", "eval")[0]["loss"]
+    assert rows(tmp_path / "on", "train")[0]["loss"] < rows(tmp_path / "run", "train")[0]["loss"]
 
 
 @needs_apex

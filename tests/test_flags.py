@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import apex_stand_in as stand_in
 import numpy as np
 import pytest
 import torch
@@ -296,6 +297,16 @@ def observe_sync_bn(chapter: str, argv: list[str], cwd: Path) -> dict:
     }
 
 
+def observe_apex(chapter: str, argv: list[str], cwd: Path) -> dict:
+    """04 with the stand-in for Apex (what that shows and what not: apex_stand_in.py)."""
+    cwd.mkdir()
+    folder = stand_in.write_files(cwd / "packages")
+    with watched(chapter, cwd, {}), stand_in.in_use(load_chapter(chapter), folder) as state:
+        answer = call_main(chapter, argv)
+    assert answer["exit"] is None, answer
+    return {"calls": sorted(set(state.calls)), "fused": "FusedSGD" in state.calls} | state.arguments
+
+
 def observe_optimizer(chapter: str, argv: list[str], cwd: Path) -> dict:
     """05: what Horovod's optimizer is told about compression."""
     module, given = load_chapter(chapter), []
@@ -415,6 +426,7 @@ BATCH = events_of("start", "global_batch_size", "per_rank_batch_size", "steps_pe
 RATES = events_of("train", "lr")
 STEPS = events_of("train", "step")
 NODES = ["--nnodes", "2", "--master-port", "29500"]
+APEX = ["--impl", "apex"]
 SHARED_CHANGES = {
     "--data": Change(["--data", "{images}"], IMAGES, [(16, 2, 2)], drop=["--synthetic"]),
     "--synthetic": Change(["--synthetic", "40"], IMAGES, [(40, 10, 10)]),
@@ -501,6 +513,18 @@ OWN_CHANGES = {
     "--master-port": Change(
         ["--master-port", "29501"], of("MASTER_PORT"), ("29501",), observe=observe_spawn
     ),
+    "--impl": Change(
+        ["--impl", "apex"], lambda o: o["calls"], lambda a, b: not a and "initialize" in b,
+        observe=observe_apex,
+    ),
+    "--opt-level": Change(
+        ["--opt-level", "O2"], of("opt_level"), ("O2",), base=APEX, observe=observe_apex
+    ),
+    "--keep-batchnorm-fp32": Change(
+        ["--keep-batchnorm-fp32", "False"], of("keep_batchnorm_fp32"), ("False",),
+        base=[*APEX, "--opt-level", "O2"], observe=observe_apex,
+    ),
+    "--fused-sgd": Change(["--fused-sgd"], of("fused"), (True,), base=APEX, observe=observe_apex),
     "--amp-dtype": Change(
         ["--amp-dtype", "fp16"], lambda o: {inside for _, _, inside, _ in o["seen"]},
         {"torch.float16"},
