@@ -37,6 +37,7 @@ class Mutation:
     chapters: int = 4
 
 
+AMP = "tests/test_amp.py"
 EQUAL, EVAL = "tests/test_equivalence.py", "tests/test_exact_eval.py"
 SAMPLING, RESUME, ERRORS = "tests/test_sampling.py", "tests/test_resume.py", "tests/test_errors.py"
 MUTATIONS = [
@@ -91,6 +92,30 @@ MUTATIONS = [
              ERRORS),
     Mutation("an even share of the batch", "refuse_if(args.batch_size != below,",
              "refuse_if(False,", ERRORS, 3),
+    # 04
+    Mutation("momentum that a skipped first step leaves alone",
+             'optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)', "pass",
+             AMP, 1),
+    Mutation("momentum in the layout of its weight",
+             'state["momentum_buffer"] = torch.empty_like(weight).copy_(', "print(", RESUME, 1),
+    Mutation("unscaling before clipping", "self.scaler.unscale_(optimizer)", "pass", AMP, 1),
+    Mutation("the scaler's update", "self.scaler.update()", "pass", AMP, 1),
+    Mutation("the scaler in the checkpoint", '"scaler": scale.state_dict()', '"scaler": None',
+             AMP, 1),
+    # 05
+    Mutation("Horovod's optimizer", "return hvd.DistributedOptimizer(\n        optimizer,",
+             "return (lambda bare, *_: bare)(\n        optimizer,", EQUAL, 1),
+    Mutation("Horovod's sum", "hvd.allreduce(tensor, op=hvd.Sum)", "hvd.allreduce(tensor)", EVAL,
+             1),
+    Mutation("the result of Horovod's sum", "return hvd.allreduce(tensor, op=hvd.Sum)",
+             "hvd.allreduce(tensor, op=hvd.Sum)\n    return tensor", EVAL, 1),
+    Mutation("Horovod's broadcast of weights",
+             "hvd.broadcast_parameters(model.state_dict(), root_rank=0)", "pass", EQUAL, 1),
+    Mutation("Horovod's broadcast of buffers",
+             "hvd.broadcast_parameters(dict(model.named_buffers()), root_rank=0)", "pass", EVAL, 1),
+    Mutation("the share of a pass", "(loss / passes).backward()", "loss.backward()",
+             "tests/test_horovod.py", 1),
+    Mutation("momentum that Horovod can send", '.contiguous()', "", RESUME, 1),
 ]  # fmt: skip
 
 
