@@ -494,8 +494,10 @@ def run(args: Namespace, checkpoint: dict) -> bool:
     train_set, val_set, num_classes = build_datasets(args)
     known = checkpoint.get("num_classes", num_classes)
     refuse_if(known != num_classes, f"{args.resume} knows {known} classes, the data {num_classes}")
-    too_few = len(train_set) < args.batch_size and not args.evaluate
-    refuse_if(too_few, f"{len(train_set)} images are fewer than --batch-size {args.batch_size}")
+    done, stop = checkpoint.get("step_in_epoch", 0), False  # done: steps of the coming epoch
+    too_few = len(train_set) < args.batch_size * max(1, done) and not args.evaluate
+    less = f"{len(train_set)} images are fewer than --batch-size {args.batch_size}"
+    refuse_if(too_few, f"{less} times the {done} steps done" if done else less)
     rank, world_size, device = setup_distributed(args)  # [dist]
     train_loader, val_loader = build_loaders(args, train_set, val_set, rank, world_size)
     torch.manual_seed(args.seed)
@@ -521,7 +523,6 @@ def run(args: Namespace, checkpoint: dict) -> bool:
     model = wrap_model(args, raw_model, device)  # [dist] once it has its weights and its device
     if args.evaluate:
         log.event("eval", **evaluate(args, raw_model, val_loader, log))
-    done, stop = checkpoint.get("step_in_epoch", 0), False  # done: steps of the coming epoch
     for epoch in range(log.epoch, 0 if args.evaluate else args.epochs):
         log.epoch, train_loader.sampler.done = epoch, done * train_loader.batch_size
         train_loader.sampler.set_epoch(epoch)  # [dist] or each epoch repeats the first one's order
@@ -563,6 +564,8 @@ def worker(number: int, argv: list[str] | None, places: list[dict[str, str]]) ->
         stopped = run(args, checkpoint)
     except OSError as error:  # an unreadable image: from a worker, the last line of its traceback
         refuse_if(True, str(error).strip().splitlines()[-1].removeprefix("OSError: "))
+    if args.dist_file and os.environ["RANK"] == "0":
+        Path(meeting_point(args).removeprefix("file://")).unlink(missing_ok=True)
     if stopped:
         raise SystemExit(STOPPED)
 
@@ -580,8 +583,9 @@ def main(argv: list[str] | None = None) -> None:
     for stop_signal in STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)  # the children begin with it: no signal is early
     children = mp.spawn(worker, (argv, places), len(places), join=False)
+    living = lambda: (p.pid for p in children.processes if p.is_alive())  # noqa: E731
     for stop_signal in STOP_SIGNALS:
-        signal.signal(stop_signal, lambda number, _: [os.kill(p, number) for p in children.pids()])
+        signal.signal(stop_signal, lambda number, _: [os.kill(pid, number) for pid in living()])
     try:
         while not children.join():  # [dist] when one fails it ends the others
             pass

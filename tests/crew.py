@@ -120,9 +120,9 @@ class Crew:
         self, function: Callable, *args: Any, world_size: int = 1, timeout: float = 120
     ) -> list[Any]:
         """function(*args) on world_size ranks at once, each with the environment that the launcher
-        of the chapter among the arguments would give it, and with CREW_RANK and CREW_SIZE; returns their answers
-        in the order of ranks. A rank that raises, or one that does not answer in time, fails the
-        test and ends the crew."""
+        of the chapter among the arguments would give it, and with CREW_RANK and CREW_SIZE; returns
+        their answers in the order of ranks. A rank that raises, or one that does not answer in
+        time, fails the test and ends the crew."""
         assert world_size <= self.size
         self._hire()
         self.stuck = True
