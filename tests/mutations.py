@@ -37,7 +37,7 @@ class Mutation:
     chapters: int = 4
 
 
-AMP = "tests/test_amp.py"
+AMP, RANKS = "tests/test_amp.py", "tests/test_slurm_ranks.py"
 EQUAL, EVAL = "tests/test_equivalence.py", "tests/test_exact_eval.py"
 SAMPLING, RESUME, ERRORS = "tests/test_sampling.py", "tests/test_resume.py", "tests/test_errors.py"
 MUTATIONS = [
@@ -116,6 +116,30 @@ MUTATIONS = [
     Mutation("the share of a pass", "(loss / passes).backward()", "loss.backward()",
              "tests/test_horovod.py", 1),
     Mutation("momentum that Horovod can send", '.contiguous()', "", RESUME, 1),
+    # 06
+    Mutation("the processes in the rank", 'int(env["SLURM_PROCID"]) * procs',
+             'int(env["SLURM_PROCID"])', RANKS, 1),
+    Mutation("the repeats of a task count", "for _ in range(int(times or 1))", "for _ in range(1)",
+             RANKS, 1),
+    Mutation("the first of a bracketed list", r"""re.sub(r"\[(\w+)[^]]*\]", r"\1", first_name)""",
+             "first_name", RANKS, 1),
+    Mutation("the GPU of --gpus-per-task", "local_rank % gpus", "local_rank", RANKS, 1),
+    Mutation("the restart in the meeting file's name", ', "SLURM_RESTART_COUNT")', ")", RANKS, 1),
+    Mutation("the meeting file's end", "unlink(missing_ok=True)\n    if stopped", "is_file()\n"
+             "    if stopped", RANKS, 1),
+    Mutation("the handler of a stop", "signal.signal(stop_signal, request_stop)", "pass", RANKS, 1),
+    Mutation("the stop of all ranks at a log line", "totals[3] = len(ASKED_TO_STOP)", "pass",
+             RANKS, 1),
+    Mutation("the stop of all ranks between epochs", "return bool(all_reduce_sum(asked))",
+             "return bool(asked)", RANKS, 1),
+    Mutation("loader workers that a stop leaves alone", "signal.signal(stop_signal, signal.SIG_IGN)"
+             "\n\n\ndef", "pass\n\n\ndef", RANKS, 1),
+    Mutation("the images done before a stop", "islice(super().__iter__(), self.done, None)",
+             "super().__iter__()", RANKS, 1),
+    Mutation("other randomness after a stop", " + done * 15_485_863", "", RANKS, 1),
+    Mutation("the status of a stop", "raise SystemExit(STOPPED)\n\n", "pass\n\n", RANKS, 1),
+    Mutation("the images of an interrupted epoch", "refuse_if(moved,", "refuse_if(False,", RANKS,
+             1),
 ]  # fmt: skip
 
 
