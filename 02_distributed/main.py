@@ -283,7 +283,7 @@ def save_checkpoint(folder: Path, state: dict, is_best: bool) -> None:
     """Write checkpoint.pt, and best.pt, so that each is the old file or the new one, whole."""
     # best.pt first: a run killed between the two repeats its epoch and writes both again.
     for name in ("best.pt", "checkpoint.pt") if is_best else ("checkpoint.pt",):
-        temporary = folder / f"{name}.tmp"
+        temporary = folder / "saving.tmp"  # one name: what a killed run leaves of it is used up
         try:
             with temporary.open("wb") as file:
                 torch.save(state, file)

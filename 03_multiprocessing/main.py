@@ -295,7 +295,7 @@ def save_checkpoint(folder: Path, state: dict, is_best: bool) -> None:
     """Write checkpoint.pt, and best.pt, so that each is the old file or the new one, whole."""
     # best.pt first: a run killed between the two repeats its epoch and writes both again.
     for name in ("best.pt", "checkpoint.pt") if is_best else ("checkpoint.pt",):
-        temporary = folder / f"{name}.tmp"
+        temporary = folder / "saving.tmp"  # one name: what a killed run leaves of it is used up
         try:
             with temporary.open("wb") as file:
                 torch.save(state, file)
@@ -447,7 +447,7 @@ def run(args: Namespace, checkpoint: dict) -> None:
     cleanup()  # [dist]
 
 
-def worker(local_rank: int, argv: list[str] | None, port: int) -> None:
+def worker(local_rank: int, argv: list[str] | None, port: int, listener: object = None) -> None:
     """One rank, in a fresh interpreter: nothing of the parent is here but these arguments."""
     args = build_parser().parse_args(argv)
     rank, world_size = args.node_rank * args.nprocs + local_rank, args.nnodes * args.nprocs
@@ -455,6 +455,9 @@ def worker(local_rank: int, argv: list[str] | None, port: int) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(world_size)}
     os.environ |= {"LOCAL_WORLD_SIZE": str(args.nprocs), "MASTER_PORT": str(port)}
     os.environ |= {"MASTER_ADDR": args.master_addr}
+    if listener and rank == 0:  # [dist] env:// would listen to all machines, unless it finds this
+        options = {"multi_tenant": True, "master_listen_fd": listener.detach()}
+        KEPT.append(dist.TCPStore(args.master_addr, port, None, True, **options))
     try:
         run(*parse_args(argv))
     except OSError as error:  # an unreadable image: from a worker, the last line of its traceback
@@ -468,10 +471,13 @@ def main(argv: list[str] | None = None) -> None:
     port = args.master_port or 0
     refuse_if(args.nnodes > 1 and not port, "--nnodes needs --master-addr and --master-port too")
     refuse_if(port > 65535, f"--master-port {port}: the highest one is 65535")
-    with socket.create_server(("127.0.0.1", 0)) as probe:  # the system picks a port that is free
-        port = port or probe.getsockname()[1]
-    try:
-        mp.spawn(worker, (argv, port), args.nprocs)  # [dist] when one fails it ends the others
+    try:  # [dist] where rank 0 will listen: open from here on, or others may take the port
+        listener = socket.create_server((args.master_addr, port)) if args.nnodes == 1 else None
+    except OSError as error:
+        refuse_if(True, f"--master-addr {args.master_addr} --master-port {port}: {error}")
+    port = listener.getsockname()[1] if listener else port
+    try:  # [dist] when one fails, spawn ends the others
+        mp.spawn(worker, (argv, port, listener), args.nprocs)
     except mp.ProcessExitedException as error:  # it has printed why, unless a signal killed it
         why = error.signal_name or f"status {error.exit_code}"
         refuse_if(True, f"the process of local rank {error.error_index} ended with {why}")

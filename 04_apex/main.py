@@ -50,6 +50,7 @@ PIXELS = 255 * torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view
 RESUMED = "arch image_size epochs batch_size lr warmup_epochs weight_decay label_smoothing seed"
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LEAST = dict(synthetic=4, image_size=8, lr=1e-9, workers=0, seed=0)  # else 1, for a float 0
+HOPELESS = 20  # so many steps in a row that were skipped end the run: the scale has lost 2**20
 
 
 def refuse_if(mistake: object, line: str) -> None:
@@ -349,11 +350,13 @@ class LossScale:
         # Off for bf16, whose range is that of fp32: the scaler then only steps the optimizer.
         self.scaler = GradScaler(device.type, args.loss_scale or 2.0**16, enabled=fp16)
         self.apex = importlib.import_module("apex.amp") if args.impl == "apex" else None
-        saved, runs = checkpoint.get("scaler") or {}, (checkpoint.get("args", {}), vars(args))
+        own = {"loss_scale": args.loss_scale, "opt_level": args.opt_level}
+        saved, runs = checkpoint.get("scaler") or {}, (checkpoint.get("args", {}), own)
         # A scale that was fixed, or the other one's, is left aside: this one finds its own soon.
         kinds = {r.get("loss_scale") or r.get("opt_level") in ("O0", "O3") for r in runs}
         if ("loss_scaler0" in saved and len(kinds) == 1) if self.apex else "scale" in saved:
             (self.apex or self.scaler).load_state_dict(saved)
+        self.in_a_row: Tensor | int = 0  # steps skipped since the last one that was not
 
     def state_dict(self) -> dict | None:
         """For the checkpoint: plain numbers, None where nothing is scaled."""
@@ -374,13 +377,18 @@ class LossScale:
             # The weights that are updated: with O2 they are fp32 copies of the model's.
             nn.utils.clip_grad_norm_(self.apex.master_params(optimizer), limit)
             optimizer.step()  # Apex has put one in its place that does nothing, if it is to skip
-            return self.value() < before
+            return self.count(self.value() < before)
         self.scaler.scale(loss).backward()  # [dist] averages the gradients over the ranks
         self.scaler.unscale_(optimizer)  # first, or the limit would be that of scaled gradients
         norm = nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], limit)
         self.scaler.step(optimizer)  # all ranks have the same gradients, so all skip or none
         self.scaler.update()
-        return ~norm.isfinite() if self.scaler.is_enabled() else False
+        return self.count(~norm.isfinite() if self.scaler.is_enabled() else False)
+
+    def count(self, skipped: Tensor | bool) -> Tensor | bool:
+        """Whether a step was skipped, passed on. Too many in a row stay counted to the log line."""
+        self.in_a_row = (self.in_a_row + skipped) * (skipped | (self.in_a_row >= HOPELESS))
+        return skipped
 
 
 def load_checkpoint(args: Namespace) -> dict:
@@ -402,7 +410,7 @@ def save_checkpoint(folder: Path, state: dict, is_best: bool) -> None:
     """Write checkpoint.pt, and best.pt, so that each is the old file or the new one, whole."""
     # best.pt first: a run killed between the two repeats its epoch and writes both again.
     for name in ("best.pt", "checkpoint.pt") if is_best else ("checkpoint.pt",):
-        temporary = folder / f"{name}.tmp"
+        temporary = folder / "saving.tmp"  # one name: what a killed run leaves of it is used up
         try:
             with temporary.open("wb") as file:
                 torch.save(state, file)
@@ -489,6 +497,10 @@ def train_one_epoch(
             peak = torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss << 10
             row |= {"skipped": round(skipped / dist.get_world_size()), "loss_scale": scale.value()}
             log.event("train", **row, max_memory=peak >> 20)
+            good = max(log.folder.glob("checkpoint.pt"), default="none")
+            line = f"{HOPELESS} steps in a row overflowed before step {log.step}, lower --lr or use"
+            line += f" --amp-dtype bf16; last checkpoint: {good}"
+            refuse_if(scale.in_a_row >= HOPELESS, line)
             waited, window = 0.0, time.perf_counter()
             totals.zero_()
         asked = time.perf_counter()

@@ -370,7 +370,7 @@ def save_checkpoint(folder: Path, state: dict, is_best: bool) -> None:
     """Write checkpoint.pt, and best.pt, so that each is the old file or the new one, whole."""
     # best.pt first: a run killed between the two repeats its epoch and writes both again.
     for name in ("best.pt", "checkpoint.pt") if is_best else ("checkpoint.pt",):
-        temporary = folder / f"{name}.tmp"
+        temporary = folder / "saving.tmp"  # one name: what a killed run leaves of it is used up
         try:
             with temporary.open("wb") as file:
                 torch.save(state, file)
@@ -560,6 +560,11 @@ def worker(number: int, argv: list[str] | None, places: list[dict[str, str]]) ->
         refuse_if(moved, f"--resume {args.resume} stopped inside an epoch: keep {flag} {old}")
     for stop_signal in () if args.evaluate else STOP_SIGNALS:
         signal.signal(stop_signal, request_stop)
+    here = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if places[number].get("RANK") == "0" and here[0] == "127.0.0.1" and not args.dist_file:
+        # [dist] env:// would listen to all machines, unless it finds this
+        options = {"multi_tenant": True, "master_listen_fd": socket.create_server(here).detach()}
+        KEPT.append(dist.TCPStore(*here, None, True, **options))
     try:
         stopped = run(args, checkpoint)
     except OSError as error:  # an unreadable image: from a worker, the last line of its traceback

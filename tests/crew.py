@@ -9,13 +9,18 @@ real launches.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import io
 import multiprocessing
 import os
+import signal
 import sys
+import tempfile
+import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from harness import HOROVOD, LAUNCHER_VARIABLES, SLURM, clean_environment, free_port, load_chapter
@@ -50,11 +55,13 @@ def horovod_environments(world_size: int) -> tuple[Any, list[dict[str, str]]]:
     return server, [shared | gloo_run.create_slot_env_vars(slot) for slot in plan]
 
 
-def _serve(pipe: Any) -> None:
+def _serve(pipe: Any, stacks: str) -> None:
     """The life of a crew member: take a function and its arguments, answer what it returns."""
     import torch
 
     torch.set_num_threads(1)
+    # Where it hangs, should it: a loader's worker, which is a fork, writes to the same file.
+    faulthandler.register(signal.SIGQUIT, file=open(stacks, "a"), all_threads=True)
     while True:
         try:
             function, args, env = pipe.recv()
@@ -63,6 +70,8 @@ def _serve(pipe: Any) -> None:
         for name in [name for name in os.environ if name.startswith(LAUNCHER_VARIABLES)]:
             del os.environ[name]
         os.environ.update(env)
+        for number in (signal.SIGUSR1, signal.SIGTERM):  # 06 has set them, in a case before this
+            signal.signal(number, signal.SIG_DFL)
         try:
             answer = ("done", function(*args))
         except BaseException:
@@ -83,6 +92,7 @@ class Crew:
 
     def __init__(self, size: int) -> None:
         self.size, self.members, self.stuck = size, [], False
+        self.stacks = tempfile.NamedTemporaryFile(prefix="stacks-of-crew-")
 
     def __enter__(self) -> Crew:
         return self
@@ -99,6 +109,16 @@ class Crew:
             process.join()
         self.members = []
 
+    def show_stacks(self) -> str:
+        """Where each member is, and each loader worker of a member."""
+        for process, _ in self.members:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            for pid in [process.pid, *map(int, children.read_text().split())]:
+                Path(self.stacks.name).open("a").write(f"\nprocess {pid} of {process.pid}:\n")
+                os.kill(pid, signal.SIGQUIT)
+                time.sleep(0.5)
+        return Path(self.stacks.name).read_text()
+
     def _hire(self) -> None:
         context = multiprocessing.get_context("spawn")
         before = dict(os.environ)
@@ -108,7 +128,9 @@ class Crew:
         try:
             while len(self.members) < self.size:
                 ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs,), daemon=False)
+                process = context.Process(
+                    target=_serve, args=(theirs, self.stacks.name), daemon=False
+                )
                 process.start()
                 theirs.close()
                 self.members.append((process, ours))
@@ -149,8 +171,10 @@ class Crew:
         answers = []
         for rank, (process, pipe) in enumerate(self.members[:world_size]):
             if not pipe.poll(timeout):
+                stacks = self.show_stacks()
                 self.dismiss()
-                raise AssertionError(f"rank {rank} of {world_size} did not answer in {timeout} s")
+                late = f"rank {rank} of {world_size} did not answer in {timeout} s"
+                raise AssertionError(f"{late}\n{stacks}")
             try:
                 answers.append(pipe.recv())
             except EOFError:

@@ -323,6 +323,31 @@ def test_all_ranks_skip_alike(crew: Crew, tmp_path: Path) -> None:
     assert first["weights"][3] == first["weights"][2] != first["weights"][4]
 
 
+@pytest.mark.parametrize(
+    ("first", "count", "freq", "step"),
+    [(0, 19, 1, None), (0, 20, 1, 20), (3, 20, 8, 24), (1, 20, 4, 24), (2, 30, 100, 24)],
+)
+def test_too_many_in_a_row(
+    first: int, count: int, freq: int, step: int | None, crew: Crew, tmp_path: Path
+) -> None:
+    """Nineteen skipped steps are not an error, twenty are, also when they have ended before the
+    next log line (steps 2 to 21, say, with a line at 24: the fourth case)."""
+    argv = [*ARGV, "--epochs", 6, "--amp-dtype", "fp16", "--print-freq", freq]
+    argv += ["--output-dir", tmp_path / "run"]
+    options = {"bursts": tuple(range(first, first + count))}
+    answer = crew.run(as_rank, work, argv, options)[0]
+    if step is None:
+        assert (
+            answer["exit"] is None
+            and sum(r["skipped"] for r in rows(tmp_path / "run", "train")) == 19
+        )
+        return
+    line = rf"04_apex: error: 20 steps in a row overflowed before step {step}, lower --lr or use"
+    last = tmp_path / "run/checkpoint.pt"
+    assert answer["exit"] == f"{line} --amp-dtype bf16; last checkpoint: {last}"
+    assert load_state(last)["global_step"] == (step - 1) // 4 * 4
+
+
 def test_bf16_counts_no_skips(crew: Crew, tmp_path: Path) -> None:
     """Without a scaler nothing is skipped: an overflow ends the run, with the usual line."""
     argv = [*ARGV, "--epochs", 1, "--output-dir", tmp_path / "run"]

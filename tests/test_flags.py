@@ -514,7 +514,7 @@ OWN_CHANGES = {
         ["--master-port", "29501"], of("MASTER_PORT"), ("29501",), observe=observe_spawn
     ),
     "--impl": Change(
-        ["--impl", "apex"], lambda o: o["calls"], lambda a, b: not a and "initialize" in b,
+        ["--impl", "apex"], lambda o: o["calls"], lambda a, b: "initialize" in {*b} - {*a},
         observe=observe_apex,
     ),
     "--opt-level": Change(
