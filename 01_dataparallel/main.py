@@ -281,8 +281,9 @@ def save_checkpoint(folder: Path, state: dict, is_best: bool) -> None:
             temporary.replace(folder / name)
         except (OSError, RuntimeError) as error:  # a full disk is a RuntimeError of torch.save
             temporary.unlink(missing_ok=True)
-            why = f"{str(error).splitlines()[0]}; {shutil.disk_usage(folder).free >> 20} MiB free"
-            refuse_if(True, f"cannot save {folder / name}: {why}; the file before it is whole")
+            why = str(error.__context__ or error).splitlines()[0]  # torch's speaks of a position
+            why += f"; {shutil.disk_usage(folder).free >> 20} MiB free; the file before it is whole"
+            refuse_if(True, f"cannot save {folder / name}: {why}")
 
 
 class RunLog:
@@ -294,7 +295,7 @@ class RunLog:
         if rank == 0:  # [dist] not local_rank, which is 0 once on every machine
             args.output_dir.mkdir(parents=True, exist_ok=True)
             name = "evaluate.jsonl" if args.evaluate else "metrics.jsonl"
-            self.file = (args.output_dir / name).open("a", buffering=1)
+            self.file = (args.output_dir / name).open("ab", buffering=0)
 
     def event(self, event: str, **fields: object) -> None:
         """One line with the epoch (from 0) and the steps done; a loss gone wrong ends the run."""
@@ -303,7 +304,8 @@ class RunLog:
         refuse_if(not math.isfinite(fields.get("loss", 0)), bad)
         if self.file:
             fields = {"epoch": self.epoch, "step": self.step} | fields
-            self.file.write(json.dumps({"event": event, "time": time.time()} | fields) + "\n")
+            line = json.dumps({"event": event, "time": time.time()} | fields)
+            self.file.write(f"{line}\n".encode())
             short = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in fields.items()}
             tqdm.write("  ".join([event, *(f"{k} {v}" for k, v in short.items() if k != "args")]))
 

@@ -195,15 +195,17 @@ def wrap_model(args: Namespace, model: nn.Module, device: torch.device) -> nn.Mo
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
     """The sum over all ranks, on every rank; in place."""
-    dist.all_reduce(tensor)  # [dist] a rank that comes here once less than the others hangs them
-    KEPT[:] = [dist.group.WORLD, *KEPT[-7:], tensor]  # [dist] or gloo's thread may hang the end
+    # [dist] Kept, or gloo's thread frees it, takes Python's locks, and may hang a fork or the end.
+    KEPT[:] = [dist.group.WORLD, *KEPT[1:][-99:], dist.all_reduce(tensor, async_op=True)]
+    KEPT[-1].wait()  # [dist] a rank that comes here once less than the others hangs them
     return tensor
 
 
 def broadcast_buffers(model: nn.Module) -> None:
     """Give all ranks the buffers of rank 0, the one that saves the model."""
-    for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)  # [dist] BatchNorm has seen other images on every rank
+    for buffer in model.buffers():  # [dist] BatchNorm has seen other images on every rank
+        KEPT.append(dist.broadcast(buffer, src=0, async_op=True))  # [dist] as in all_reduce_sum
+        KEPT[-1].wait()
 
 
 def cleanup() -> None:
@@ -419,8 +421,9 @@ def save_checkpoint(folder: Path, state: dict, is_best: bool) -> None:
             temporary.replace(folder / name)
         except (OSError, RuntimeError) as error:  # a full disk is a RuntimeError of torch.save
             temporary.unlink(missing_ok=True)
-            why = f"{str(error).splitlines()[0]}; {shutil.disk_usage(folder).free >> 20} MiB free"
-            refuse_if(True, f"cannot save {folder / name}: {why}; the file before it is whole")
+            why = str(error.__context__ or error).splitlines()[0]  # torch's speaks of a position
+            why += f"; {shutil.disk_usage(folder).free >> 20} MiB free; the file before it is whole"
+            refuse_if(True, f"cannot save {folder / name}: {why}")
 
 
 class RunLog:
@@ -432,7 +435,7 @@ class RunLog:
         if rank == 0:  # [dist] not local_rank, which is 0 once on every machine
             args.output_dir.mkdir(parents=True, exist_ok=True)
             name = "evaluate.jsonl" if args.evaluate else "metrics.jsonl"
-            self.file = (args.output_dir / name).open("a", buffering=1)
+            self.file = (args.output_dir / name).open("ab", buffering=0)
 
     def event(self, event: str, **fields: object) -> None:
         """One line with the epoch (from 0) and the steps done; a loss gone wrong ends the run."""
@@ -441,7 +444,8 @@ class RunLog:
         refuse_if(not math.isfinite(fields.get("loss", 0)), bad)
         if self.file:
             fields = {"epoch": self.epoch, "step": self.step} | fields
-            self.file.write(json.dumps({"event": event, "time": time.time()} | fields) + "\n")
+            line = json.dumps({"event": event, "time": time.time()} | fields)
+            self.file.write(f"{line}\n".encode())
             short = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in fields.items()}
             tqdm.write("  ".join([event, *(f"{k} {v}" for k, v in short.items() if k != "args")]))
 

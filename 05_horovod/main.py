@@ -162,13 +162,18 @@ def wrap_model(args: Namespace, model: nn.Module, device: torch.device) -> nn.Mo
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
     """The sum over all ranks, on every rank; a new tensor."""
-    return hvd.allreduce(tensor, op=hvd.Sum)  # [dist] op, because it averages unless told otherwise
+    total = hvd.allreduce(tensor, op=hvd.Sum)  # [dist] op, or it is the average
+    # [dist] Now its thread has freed all tensors. For that it takes Python's locks, and a loader
+    # worker that is forked at that moment never gets them (Python 3.11): it would hang.
+    hvd.barrier()
+    return total
 
 
 def broadcast_buffers(model: nn.Module) -> None:
     """Give all ranks the buffers of rank 0, the one that saves the model."""
     # [dist] BatchNorm has seen other images on every rank
     hvd.broadcast_parameters(dict(model.named_buffers()), root_rank=0)
+    hvd.barrier()  # [dist] as in all_reduce_sum
 
 
 def cleanup() -> None:
@@ -319,8 +324,9 @@ def save_checkpoint(folder: Path, state: dict, is_best: bool) -> None:
             temporary.replace(folder / name)
         except (OSError, RuntimeError) as error:  # a full disk is a RuntimeError of torch.save
             temporary.unlink(missing_ok=True)
-            why = f"{str(error).splitlines()[0]}; {shutil.disk_usage(folder).free >> 20} MiB free"
-            refuse_if(True, f"cannot save {folder / name}: {why}; the file before it is whole")
+            why = str(error.__context__ or error).splitlines()[0]  # torch's speaks of a position
+            why += f"; {shutil.disk_usage(folder).free >> 20} MiB free; the file before it is whole"
+            refuse_if(True, f"cannot save {folder / name}: {why}")
 
 
 class RunLog:
@@ -332,7 +338,7 @@ class RunLog:
         if rank == 0:  # [dist] not local_rank, which is 0 once on every machine
             args.output_dir.mkdir(parents=True, exist_ok=True)
             name = "evaluate.jsonl" if args.evaluate else "metrics.jsonl"
-            self.file = (args.output_dir / name).open("a", buffering=1)
+            self.file = (args.output_dir / name).open("ab", buffering=0)
 
     def event(self, event: str, **fields: object) -> None:
         """One line with the epoch (from 0) and the steps done; a loss gone wrong ends the run."""
@@ -341,7 +347,8 @@ class RunLog:
         refuse_if(not math.isfinite(fields.get("loss", 0)), bad)
         if self.file:
             fields = {"epoch": self.epoch, "step": self.step} | fields
-            self.file.write(json.dumps({"event": event, "time": time.time()} | fields) + "\n")
+            line = json.dumps({"event": event, "time": time.time()} | fields)
+            self.file.write(f"{line}\n".encode())
             short = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in fields.items()}
             tqdm.write("  ".join([event, *(f"{k} {v}" for k, v in short.items() if k != "args")]))
 

@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 from crew import Crew
-from harness import HOROVOD, TOOLS, run
+from fault_table import FaultTable
+from harness import HOROVOD, TOOLS, left_behind, run
 
 # A job in the background of a shell ignores Ctrl-C, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,6 +30,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if HOROVOD in getattr(getattr(item, "callspec", None), "params", {}).values():
                 item.add_marker(needs)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-faults", action="store_true", help="into tests/FAULTS.md")
+
+
+@pytest.fixture(scope="session")
+def fault_table(request: pytest.FixtureRequest) -> Iterator[FaultTable]:
+    """Takes the rows of tests/FAULTS.md, see fault_table.py."""
+    table = FaultTable()
+    yield table
+    if request.config.getoption("--write-faults") and table.rows:
+        table.write()
 
 
 @pytest.fixture(scope="session")
@@ -69,3 +83,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     other = [r for r in skipped if "needs a GPU" not in str(r.longrepr[2])]
     if other and os.environ.get("CI") and exitstatus == 0:
         session.exitstatus = 1
+    if orphans := left_behind():
+        reporter.write_line(f"processes left behind by this session: {orphans}", red=True)
+        session.exitstatus = session.exitstatus or 1

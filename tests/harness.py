@@ -87,10 +87,13 @@ class Result:
         return [line for line in (self.stdout + self.stderr).splitlines() if word in line]
 
 
+SESSION = uuid.uuid4().hex  # marks whatever this test session has started
+
+
 def start(command: list, cwd: Path, env: dict[str, str] | None = None) -> subprocess.Popen:
     """Start a command. Its processes are known by a mark in their environment: launchers put
     their children into groups and sessions of their own, where no group's signal reaches them."""
-    mark = uuid.uuid4().hex
+    mark = f"{SESSION}-{uuid.uuid4().hex}"
     process = subprocess.Popen(
         [str(word) for word in command],
         cwd=cwd,
@@ -105,14 +108,24 @@ def start(command: list, cwd: Path, env: dict[str, str] | None = None) -> subpro
     return process
 
 
-def alive(process: subprocess.Popen) -> list[int]:
-    """Processes that live and descend from a started command, itself included."""
-    wanted, members = f"LAUNCHED_BY_TEST={process.mark}".encode(), []
+def marked(mark: str) -> list[int]:
+    """Living processes whose mark begins like this."""
+    wanted, members = b"\0LAUNCHED_BY_TEST=" + mark.encode(), []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it may end while we look
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+            if wanted in b"\0" + (entry / "environ").read_bytes():
                 members.append(int(entry.name))
     return members
+
+
+def alive(process: subprocess.Popen) -> list[int]:
+    """Processes that live and descend from a started command, itself included."""
+    return marked(process.mark)
+
+
+def left_behind() -> list[int]:
+    """Living processes that descend from any command of this session: there must be none."""
+    return marked(SESSION)
 
 
 def kill_all(process: subprocess.Popen) -> None:

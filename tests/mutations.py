@@ -40,17 +40,23 @@ class Mutation:
 AMP, RANKS = "tests/test_amp.py", "tests/test_slurm_ranks.py"
 EQUAL, EVAL = "tests/test_equivalence.py", "tests/test_exact_eval.py"
 SAMPLING, RESUME, ERRORS = "tests/test_sampling.py", "tests/test_resume.py", "tests/test_errors.py"
+BROADCAST = """KEPT.append(dist.broadcast(buffer, src=0, async_op=True))
+        KEPT[-1].wait()"""
+FORKS = "tests/test_proofs.py::test_hundreds_of_loader_workers[02_distributed]"
 MUTATIONS = [
     Mutation("set_epoch", "train_loader.sampler.set_epoch(epoch)", "pass", SAMPLING),
     Mutation("the gradient all-reduce of DDP",
              "model = nn.parallel.DistributedDataParallel(", "_ = (", EQUAL, 3),
-    Mutation("the all-reduce of sums", "dist.all_reduce(tensor)", "pass", EVAL, 3),
+    Mutation("the all-reduce of sums", """dist.all_reduce(tensor, async_op=True)]
+    KEPT[-1].wait()""", "]\n    del KEPT[:]", EVAL, 3),
     Mutation("the unpadded share", "DataLoader(val_set, sampler=share, **options)",
              "DataLoader(val_set, sampler=DistributedSampler(val_set, world_size, rank,"
              " shuffle=False), **options)", EVAL),
     Mutation("the share of a rank", "range(rank, len(val_set), world_size)",
              "range(len(val_set))", EVAL),
-    Mutation("the buffer broadcast", "dist.broadcast(buffer, src=0)", "pass", EVAL, 3),
+    Mutation("the buffer broadcast", BROADCAST, "pass", EVAL, 3),
+    Mutation("what gloo's thread must not free", BROADCAST, "dist.broadcast(buffer, src=0)", FORKS,
+             3),
     Mutation("evaluation mode", "model.eval()", "model", EVAL),
     Mutation("sums in place of means", 'targets, reduction="sum")', "targets)", EVAL),
     Mutation("the seed of an epoch",
@@ -65,7 +71,7 @@ MUTATIONS = [
     Mutation("the linear scaling rule", "args.lr * args.batch_size / 256", "args.lr", EQUAL),
     Mutation("the warm-up", "return min(1.0, (step + 1) / warmup)", "return 1.0", EQUAL),
     Mutation("zero_grad", "        optimizer.zero_grad()\n", "", EQUAL),
-    Mutation("atomic saving", 'temporary = folder / f"{name}.tmp"', "temporary = folder / name",
+    Mutation("atomic saving", 'temporary = folder / "saving.tmp"', "temporary = folder / name",
              RESUME),
     Mutation("best.pt first", '("best.pt", "checkpoint.pt") if', '("checkpoint.pt", "best.pt") if',
              RESUME),
@@ -102,13 +108,14 @@ MUTATIONS = [
     Mutation("the scaler's update", "self.scaler.update()", "pass", AMP, 1),
     Mutation("the scaler in the checkpoint", '"scaler": scale.state_dict()', '"scaler": None',
              AMP, 1),
+    Mutation("the end of a run whose steps are all skipped", "refuse_if(scale.in_a_row >= HOPELESS",
+             "refuse_if(False", AMP, 1),
     # 05
     Mutation("Horovod's optimizer", "return hvd.DistributedOptimizer(\n        optimizer,",
              "return (lambda bare, *_: bare)(\n        optimizer,", EQUAL, 1),
     Mutation("Horovod's sum", "hvd.allreduce(tensor, op=hvd.Sum)", "hvd.allreduce(tensor)", EVAL,
              1),
-    Mutation("the result of Horovod's sum", "return hvd.allreduce(tensor, op=hvd.Sum)",
-             "hvd.allreduce(tensor, op=hvd.Sum)\n    return tensor", EVAL, 1),
+    Mutation("the result of Horovod's sum", "return total", "return tensor", EVAL, 1),
     Mutation("Horovod's broadcast of weights",
              "hvd.broadcast_parameters(model.state_dict(), root_rank=0)", "pass", EQUAL, 1),
     Mutation("Horovod's broadcast of buffers",

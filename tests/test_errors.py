@@ -781,7 +781,7 @@ def test_failing_save(crew: Crew, chapter: str, failure: str, tmp_path: Path) ->
 def test_full_disk(crew: Crew, chapter: str, tmp_path: Path) -> None:
     """A device that is really full: no first checkpoint, and none that is half a file."""
     (tmp_path / "out").mkdir()
-    (tmp_path / "out/best.pt.tmp").symlink_to("/dev/full")
+    (tmp_path / "out/saving.tmp").symlink_to("/dev/full")
     argv = [*shlex.split(BASE), "--synthetic", "8"]
     (answer,) = crew.run(call, chapter, argv, tmp_path)
     assert_says(one_line(answer, chapter), ("cannot save out/best.pt", r"\d+ MiB free"))

@@ -501,17 +501,19 @@ OWN_CHANGES = {
     ),
     "--nnodes": Change(
         ["--nnodes", "3"], of("nprocs", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), (2, "6", "2"),
-        base=["--master-port", "29500", "--nprocs", "2"], observe=observe_spawn,
+        base=[*NODES, "--nprocs", "2"], observe=observe_spawn,
     ),
     "--node-rank": Change(
         ["--node-rank", "1"], of("RANK", "LOCAL_RANK"), ("3", "1"),
         base=[*NODES, "--nprocs", "2"], observe=observe_spawn,
     ),
     "--master-addr": Change(
-        ["--master-addr", "10.0.0.9"], of("MASTER_ADDR"), ("10.0.0.9",), observe=observe_spawn
+        ["--master-addr", "10.0.0.9"], of("MASTER_ADDR"), ("10.0.0.9",),
+        base=NODES, observe=observe_spawn,
     ),
     "--master-port": Change(
-        ["--master-port", "29501"], of("MASTER_PORT"), ("29501",), observe=observe_spawn
+        ["--master-port", "29501"], of("MASTER_PORT"), ("29501",),
+        base=NODES, observe=observe_spawn,
     ),
     "--impl": Change(
         ["--impl", "apex"], lambda o: o["calls"], lambda a, b: "initialize" in {*b} - {*a},

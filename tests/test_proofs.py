@@ -8,7 +8,7 @@ import pytest
 import torch
 from crew import Crew, call_main
 from harness import CHAPTERS, TINY, assert_same, launch, load_chapter, load_state, rows
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision import models
 from torchvision.models import list_models
 
@@ -24,6 +24,25 @@ def test_a_hundred_exits(chapter: str, tmp_path: Path) -> None:
         result = launch(chapter, argv, tmp_path, timeout=120)
         assert result.returncode == 0, f"run {number}\n{result.output}"
         assert rows(tmp_path / f"run{number}", "end")
+
+
+def normed(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
+    """Ten BatchNorms, so many buffers to broadcast, and little to compute."""
+    layers = [nn.AdaptiveAvgPool2d(4), *(nn.BatchNorm2d(3) for _ in range(10)), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(48, num_classes))
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_hundreds_of_loader_workers(chapter: str, crew: Crew, tmp_path: Path) -> None:
+    """A loader's worker is a fork of a process in which gloo's, or Horovod's, threads run. Where
+    one of them holds a lock of Python at that moment, the worker waits for it for ever."""
+    argv = ["--synthetic", "16", "--image-size", "8", "--batch-size", "8", "--epochs", "150"]
+    argv += ["--workers", "1", "--output-dir", str(tmp_path)]
+    ranks = 1 if chapter == "01_dataparallel" else 2
+    patches = {"build_model": normed}
+    answers = crew.run(call_main, chapter, argv, patches, world_size=ranks, timeout=200)
+    assert [answer["exit"] for answer in answers] == [None] * ranks
+    assert len(rows(tmp_path, "eval")) == 150
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

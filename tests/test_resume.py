@@ -200,7 +200,7 @@ def test_saving_is_all_or_nothing(
     save(tmp_path, {"epoch": 3}, False)
     assert load_state(tmp_path / "checkpoint.pt") == {"epoch": 3}
     assert load_state(tmp_path / "best.pt")["epoch"] == 1
-    assert not (tmp_path / "checkpoint.pt.tmp").exists()
+    assert not (tmp_path / "saving.tmp").exists()
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

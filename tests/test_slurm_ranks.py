@@ -543,7 +543,7 @@ def assert_stopped(answers: list[dict], folder: Path, epoch: int, done: int, ste
     assert events(folder)[-1]["event"] == "stopped"
     state = load_state(folder / "checkpoint.pt")
     assert (state["epoch"], state["step_in_epoch"], state["global_step"]) == (epoch, done, step)
-    assert not (folder / "checkpoint.pt.tmp").exists()
+    assert not (folder / "saving.tmp").exists()
 
 
 def assert_whole(answers: list[list[dict]], folder: Path) -> None:

@@ -14,10 +14,10 @@ HUB, DP, SPAWN, APEX = "02_distributed", "01_dataparallel", "03_multiprocessing"
 HOROVOD, SLURM, EVAL = "05_horovod", "06_slurm", "07_dist_eval"
 ALL_CHAPTERS = [DP, HUB, SPAWN, APEX, HOROVOD, SLURM, EVAL]
 # 04 holds two ways to do the same, 06 two ways to be started and a way to be stopped.
-LINE_CAP = {HUB: 450, APEX: 595, SLURM: 610}
+LINE_CAP = {HUB: 454, APEX: 600, SLURM: 612}
 DEFAULT_LINE_CAP = 560
 # Changed lines (added plus removed) against 02, the docstring aside.
-CHANGED_CAP = {DP: 90, SPAWN: 55, APEX: 176, HOROVOD: 115, SLURM: 226, EVAL: 150}
+CHANGED_CAP = {DP: 90, SPAWN: 55, APEX: 176, HOROVOD: 120, SLURM: 226, EVAL: 150}
 
 # Functions that must be the same, to the letter, in the chapters named.
 EVERYWHERE = [
@@ -206,7 +206,8 @@ def test_ordinary_step_does_not_wait(chapter: str) -> None:
     assert not ordinary & (SYNCS | {"all_reduce_sum", "float", "int", "bool", "print", "event"})
     # The same search finds what the log branch does, so it can find something.
     assert {"tolist", "all_reduce_sum"} <= calls(branches)
-    assert not any("barrier" in line for line in code_lines(chapter))
+    # Only Horovod's, which is where its thread has freed its tensors (all_reduce_sum of 05).
+    assert not any(re.search(r"(?<!hvd\.)\bbarrier\(", line) for line in code_lines(chapter))
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
