@@ -198,7 +198,13 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
         torch.cuda.set_device(device)  # [dist] first of all, or every rank opens GPU 0 as well
         backend, device_id = "nccl", device  # [dist] so nccl connects here, not in the first step
     wait = timedelta(seconds=args.dist_timeout)
-    place = meeting_point(args)
+    place, torchrun = meeting_point(args), "TORCHELASTIC_RUN_ID" in os.environ
+    if (rank, place, os.environ["MASTER_ADDR"], torchrun) == (0, "env://", "127.0.0.1", False):
+        here = ("127.0.0.1", int(os.environ["MASTER_PORT"]))
+        listener = socket.create_server(here).detach()
+        options = {"multi_tenant": True, "master_listen_fd": listener}
+        # [dist] Found by env://, which would open one that listens to all machines.
+        KEPT.append(dist.TCPStore(*here, None, True, **options))
     # [dist] Waits until all ranks have come, so each has passed its checks when training starts.
     dist.init_process_group(backend, place, wait, world_size, rank, device_id=device_id)
     return rank, world_size, device
@@ -564,11 +570,6 @@ def worker(number: int, argv: list[str] | None, places: list[dict[str, str]]) ->
         refuse_if(moved, f"--resume {args.resume} stopped inside an epoch: keep {flag} {old}")
     for stop_signal in () if args.evaluate else STOP_SIGNALS:
         signal.signal(stop_signal, request_stop)
-    here = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    if places[number].get("RANK") == "0" and here[0] == "127.0.0.1" and not args.dist_file:
-        options = {"multi_tenant": True, "master_listen_fd": socket.create_server(here).detach()}
-        # [dist] Found by env://, which would open one that listens to all machines.
-        KEPT.append(dist.TCPStore(*here, None, True, **options))
     try:
         stopped = run(args, checkpoint)
     except OSError as error:  # an unreadable image: from a worker, the last line of its traceback
