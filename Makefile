@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test smoke smoke-oldest proof lint clean
+.PHONY: help demo test smoke smoke-oldest proof faults lint clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -23,6 +23,9 @@ smoke-oldest: $(VENV)-oldest/ready  ## the same on the oldest torch we support
 proof: $(VENV)/ready $(VENV)/ready-for-tests  ## the long proofs, then every protection broken on purpose
 	$(RUN) -m pytest -m proof $(ARGS)
 	$(RUN) tests/mutations.py
+
+faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, written to tests/FAULTS.md
+	$(RUN) -m pytest tests/test_faults.py tests/test_faults_data.py --write-faults $(ARGS)
 
 lint: $(VENV)/ready  ## formatting and static checks
 	$(RUN) -m ruff check .

@@ -4,11 +4,12 @@ Use it on a cluster that Slurm runs. It asks Slurm who it is, so nothing is type
 it is told that its time is up it saves in the middle of the epoch and goes on after the requeue.
 
     # one task per GPU; one task per node, which starts a process per GPU; CPUs, on generated images
-    srun --nodes 2 --ntasks-per-node 4 --gres gpu:4 --cpus-per-task 8 python 06_slurm/main.py \\
+    # (-K: when one task dies, Slurm ends the others, instead of letting them wait)
+    srun -K --nodes 2 --ntasks-per-node 4 --gres gpu:4 --cpus-per-task 8 python 06_slurm/main.py \\
         --data /data/imagenet --bf16
-    srun --nodes 2 --ntasks-per-node 1 --gres gpu:4 --cpus-per-task 32 python 06_slurm/main.py \\
+    srun -K --nodes 2 --ntasks-per-node 1 --gres gpu:4 --cpus-per-task 32 python 06_slurm/main.py \\
         --data /data/imagenet --bf16
-    srun --ntasks 2 python 06_slurm/main.py --synthetic --epochs 3 \\
+    srun -K --ntasks 2 python 06_slurm/main.py --synthetic --epochs 3 \\
         --arch resnet18 --image-size 64 --batch-size 64
     # as a job that is requeued until it is done; the same with torchrun
     sbatch 06_slurm/srun_per_gpu.sbatch --data /data/imagenet --bf16
@@ -586,7 +587,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         places = places_of_task(os.environ, args.procs_per_task)
     except ValueError as error:
-        line = f"srun --ntasks-per-node 2 --gres gpu:2 python {' '.join(sys.argv)}"
+        line = f"srun -K --ntasks-per-node 2 --gres gpu:2 python {' '.join(sys.argv)}"
         refuse_if(True, f"{error}: type {line} (as many tasks as GPUs, or one)")
     if len(places) == 1:
         return worker(0, argv, places)

@@ -185,7 +185,7 @@ def command_for(chapter: str, argv: list[str], processes: int, script: Path | No
         from slurm import shared_cluster  # which is built on this module
 
         if cluster := shared_cluster():
-            srun = cluster.user("srun", "--ntasks", str(processes))
+            srun = cluster.user("srun", "-K", "--ntasks", str(processes))
             return [*srun, sys.executable, script, *argv]
     if chapter in (*LAUNCHED_BY_TORCHRUN, SLURM):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -40,8 +40,10 @@ class Mutation:
 AMP, RANKS = "tests/test_amp.py", "tests/test_slurm_ranks.py"
 EQUAL, EVAL = "tests/test_equivalence.py", "tests/test_exact_eval.py"
 SAMPLING, RESUME, ERRORS = "tests/test_sampling.py", "tests/test_resume.py", "tests/test_errors.py"
-BROADCAST = """KEPT.append(dist.broadcast(buffer, src=0, async_op=True))
+BROADCAST = """\
+KEPT.append(dist.broadcast(buffer, src=0, async_op=True))  # [dist] as in all_reduce_sum
         KEPT[-1].wait()"""
+DATA = "tests/test_faults_data.py"
 FORKS = "tests/test_proofs.py::test_hundreds_of_loader_workers[02_distributed]"
 MUTATIONS = [
     Mutation("set_epoch", "train_loader.sampler.set_epoch(epoch)", "pass", SAMPLING),
@@ -98,6 +100,20 @@ MUTATIONS = [
              ERRORS),
     Mutation("an even share of the batch", "refuse_if(args.batch_size != below,",
              "refuse_if(False,", ERRORS, 3),
+    # Faults of disks, data and trust.
+    Mutation("what a failed save leaves", "            temporary.unlink(missing_ok=True)\n",
+             "            pass\n", DATA),
+    Mutation("torch's own error of a full disk", "except (OSError, RuntimeError) as error:",
+             "except OSError as error:", DATA),
+    Mutation("a folder that cannot be written", "refuse_if(not os.access(",
+             "refuse_if(False and not os.access(", DATA),
+    Mutation("RGB, whatever the file holds", "ImageReadMode.RGB)", "ImageReadMode.UNCHANGED)",
+             DATA),
+    Mutation("pictures of several frames", "image.ndim != 3 or ", "", DATA),
+    Mutation("one rank that fetches weights", "args.pretrained and rank == 0)", "args.pretrained)",
+             DATA),
+    Mutation("a listener on loopback", "socket.create_server((args.master_addr, port))",
+             'socket.create_server(("0.0.0.0", port))', DATA, 1),
     # 04
     Mutation("momentum that a skipped first step leaves alone",
              'optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)', "pass",

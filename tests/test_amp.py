@@ -337,10 +337,8 @@ def test_too_many_in_a_row(
     options = {"bursts": tuple(range(first, first + count))}
     answer = crew.run(as_rank, work, argv, options)[0]
     if step is None:
-        assert (
-            answer["exit"] is None
-            and sum(r["skipped"] for r in rows(tmp_path / "run", "train")) == 19
-        )
+        skipped = sum(row["skipped"] for row in rows(tmp_path / "run", "train"))
+        assert (answer["exit"], skipped) == (None, count)
         return
     line = rf"04_apex: error: 20 steps in a row overflowed before step {step}, lower --lr or use"
     last = tmp_path / "run/checkpoint.pt"

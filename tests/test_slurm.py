@@ -329,7 +329,7 @@ def test_wrong_requests(cluster: MiniSlurm, folder: Callable[[str], Path]) -> No
         ),
     }
     typed = (
-        r": type srun --ntasks-per-node 2 --gres gpu:2 python 06_slurm/main.py --synthetic 50 .*"
+        r": type srun -K --ntasks-per-node 2 --gres gpu:2 python 06_slurm/main.py --synthetic 50 .*"
     )
     for words, process in started.items():
         result = assert_ended(process, 1)

@@ -282,8 +282,8 @@ def test_mistakes(
     argv = ["--synthetic", "8", "--procs-per-task", str(procs), "--output-dir", str(tmp_path)]
     with pytest.raises(SystemExit) as ended:
         chapter.main(argv)
-    typed = r": type srun --ntasks-per-node 2 --gres gpu:2 python 06_slurm/main.py --synthetic 8 "
-    assert re.fullmatch(rf"06_slurm: error: {words}{typed}\(as many .*", ended.value.code)
+    typed = r"srun -K --ntasks-per-node 2 --gres gpu:2 python 06_slurm/main.py --synthetic 8 "
+    assert re.fullmatch(rf"06_slurm: error: {words}: type {typed}\(as many .*", ended.value.code)
     assert list(tmp_path.iterdir()) == []
 
 
