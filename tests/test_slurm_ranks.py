@@ -509,7 +509,13 @@ def leg(chapter: str, argv: list[str], ask: dict[str, Any]) -> dict:
         at["in evaluation"] = False
         return result
 
+    def seeded(*given: Any) -> int:
+        seeds.append(torch.initial_seed())
+        return train_one_epoch(*given)
+
+    train_one_epoch, seeds = module.train_one_epoch, []
     patches = {"build_datasets": recorded, "to_device": counting, "evaluate": evaluating}
+    patches |= {"train_one_epoch": seeded}
     getattr(module, "ASKED_TO_STOP", []).clear()
     kept = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
     try:
@@ -519,7 +525,8 @@ def leg(chapter: str, argv: list[str], ask: dict[str, Any]) -> dict:
         for number, handler in kept.items():
             signal.signal(number, handler)
     asked = [handler is not signal.SIG_DFL for handler in handlers]
-    return answer | {"taken": taken, "handles": asked, "workers": len(workers), **at}
+    seen = {"taken": taken, "handles": asked, "workers": len(workers), "seeds": seeds}
+    return answer | seen | at
 
 
 def one_start(
@@ -617,6 +624,9 @@ def test_stop_between_two_looks(crew: Crew, tmp_path: Path) -> None:
     assert last[0]["exit"] is None
     assert [row["step"] for row in rows(tmp_path, "train")] == [3, 4, 7, 8, 11, 12]
     assert [answers[0]["step"] for answers in (first, last)] == [7, 5]
+    # Two epochs of each start: what is left of one is not augmented as its beginning was.
+    seeds = [seed for answer in (*first, *last) for seed in answer["seeds"]]
+    assert len(set(seeds)) == len(seeds) == 8
     state = load_state(tmp_path / "checkpoint.pt")
     assert_is_plain_training(state, tiny_float64, HIGH_RATE, 1e-10, tmp_path)
 
