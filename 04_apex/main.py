@@ -173,6 +173,7 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
         refuse_if(local_rank >= gpus, f"more processes than GPUs on this machine: start {gpus}")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)  # [dist] first of all, or every rank opens GPU 0 as well
+        torch.set_float32_matmul_precision("high")  # TF32, as convolutions have it anyway
         backend, device_id = "nccl", device  # [dist] so nccl connects here, not in the first step
     wait = timedelta(seconds=args.dist_timeout)
     # [dist] Waits until all ranks have come, so each has passed its checks when training starts.
@@ -188,8 +189,9 @@ def wrap_model(args: Namespace, model: nn.Module, device: torch.device) -> nn.Mo
         return DistributedDataParallel(model)  # [dist] takes the current GPU, so no device_ids
     if args.sync_bn:
         nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist] swaps the layers inside of model
-    # [dist] Gives all ranks the weights of rank 0, and makes backward average the gradients.
-    model = nn.parallel.DistributedDataParallel(model, [device] if device.type == "cuda" else None)
+    # [dist] Gives all ranks the weights of rank 0, and makes backward average the gradients, which
+    # are parts of the buckets that it sends: no second copy of them all.
+    model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     return torch.compile(model) if args.compile else model
 
 
@@ -336,7 +338,7 @@ def build_optimizer(
         settings = {"param_groups": optimizer.state_dict()["param_groups"]}
         optimizer.load_state_dict(checkpoint["optimizer"] | settings)
         position = checkpoint["epoch"] * steps_per_epoch + checkpoint["step_in_epoch"]
-        for weight, state in optimizer.state.items():  # fused kernels want the weight's layout
+        for weight, state in optimizer.state.items():  # fused kernels read it in their layout
             state["momentum_buffer"] = torch.empty_like(weight).copy_(state["momentum_buffer"])
         settings = {"base_lrs": [peak_lr], "last_epoch": position}
         schedule.load_state_dict(checkpoint["schedule"] | settings)
@@ -492,15 +494,15 @@ def train_one_epoch(
         totals[0] += loss.detach().double() * len(targets)  # Apex's O1 adds no mixed types
         totals[1] += (logits.detach().argmax(1) == targets).sum()
         totals[2] += len(targets)
-        if step_in_epoch % args.print_freq == 0 or step_in_epoch == len(loader):
+        if step_in_epoch % args.print_freq == 0 or step_in_epoch in (1, len(loader)):
             # [dist] One collective and one wait for the device, for all four, in many steps.
             loss_sum, correct, n, skipped = all_reduce_sum(totals).tolist()
             took = time.perf_counter() - window
             row = {"loss": loss_sum / n, "acc1": 100 * correct / n, "lr": lr}
-            row |= {"images_per_second": round(n / took, 1), "data_wait": round(waited / took, 3)}
+            row |= {"seconds": round(took, 3), "data_wait": round(waited / took, 3)}
             peak = torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss << 10
             row |= {"skipped": round(skipped / dist.get_world_size()), "loss_scale": scale.value()}
-            log.event("train", **row, max_memory=peak >> 20)
+            log.event("train", **row, images_per_second=round(n / took, 1), max_memory=peak >> 20)
             good = max(log.folder.glob("checkpoint.pt"), default="none")
             line = f"{HOPELESS} steps in a row overflowed before step {log.step}, lower --lr or use"
             line += f" --amp-dtype bf16; last checkpoint: {good}"

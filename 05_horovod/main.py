@@ -146,6 +146,7 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
         refuse_if(no_nccl, f"this Horovod has no NCCL: bash {CHAPTER}/install.sh --nccl")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)  # [dist] before any tensor, or every rank opens GPU 0 too
+        torch.set_float32_matmul_precision("high")  # TF32, as convolutions have it anyway
     return rank, world_size, device
 
 
@@ -280,7 +281,7 @@ def build_optimizer(
             return min(1.0, (step + 1) / warmup)
         return 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / max(1.0, total - warmup))
 
-    optimizer = SGD(model.parameters(), peak_lr, MOMENTUM, weight_decay=args.weight_decay)
+    optimizer = SGD(model.parameters(), peak_lr, MOMENTUM, 0, args.weight_decay, fused=True)
     optimizer = wrap_optimizer(args, optimizer, model)  # [dist] before it is given any state
     schedule = LambdaLR(optimizer, share_of_peak)
     if checkpoint:
@@ -288,11 +289,11 @@ def build_optimizer(
         settings = {"param_groups": optimizer.state_dict()["param_groups"]}
         optimizer.load_state_dict(checkpoint["optimizer"] | settings)
         position = checkpoint["epoch"] * steps_per_epoch + checkpoint["step_in_epoch"]
+        for weight, state in optimizer.state.items():  # fused kernels read it in their layout
+            state["momentum_buffer"] = torch.empty_like(weight).copy_(state["momentum_buffer"])
         settings = {"base_lrs": [peak_lr], "last_epoch": position}
         schedule.load_state_dict(checkpoint["schedule"] | settings)
         optimizer.param_groups[0]["lr"] = peak_lr * share_of_peak(position)
-        for state in optimizer.state.values():  # from another chapter it comes as channels_last
-            state["momentum_buffer"] = state["momentum_buffer"].contiguous()
     return optimizer, schedule
 
 
@@ -387,14 +388,14 @@ def train_one_epoch(
         schedule.step()
         log.step += 1
         totals[2] += len(targets)
-        if step_in_epoch % args.print_freq == 0 or step_in_epoch == len(loader):
+        if step_in_epoch % args.print_freq == 0 or step_in_epoch in (1, len(loader)):
             # [dist] One collective and one wait for the device, for all three, in many steps.
             loss_sum, correct, n = all_reduce_sum(totals).tolist()
             took = time.perf_counter() - window
             row = {"loss": loss_sum / n, "acc1": 100 * correct / n, "lr": lr}
-            row |= {"images_per_second": round(n / took, 1), "data_wait": round(waited / took, 3)}
+            row |= {"seconds": round(took, 3), "data_wait": round(waited / took, 3)}
             peak = torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss << 10
-            log.event("train", **row, max_memory=peak >> 20)
+            log.event("train", **row, images_per_second=round(n / took, 1), max_memory=peak >> 20)
             waited, window = 0.0, time.perf_counter()
             totals.zero_()
         asked = time.perf_counter()

@@ -119,14 +119,14 @@ class Crew:
                 time.sleep(0.5)
         return Path(self.stacks.name).read_text()
 
-    def _hire(self) -> None:
+    def _hire(self, count: int) -> None:
         context = multiprocessing.get_context("spawn")
         before = dict(os.environ)
         os.environ.clear()
         # A crew has three ranks on any machine, so it stays on the CPU.
         os.environ.update(clean_environment() | {"CUDA_VISIBLE_DEVICES": ""})
         try:
-            while len(self.members) < self.size:
+            while len(self.members) < count:
                 ours, theirs = context.Pipe()
                 process = context.Process(
                     target=_serve, args=(theirs, self.stacks.name), daemon=False
@@ -146,7 +146,7 @@ class Crew:
         their answers in the order of ranks. A rank that raises, or one that does not answer in
         time, fails the test and ends the crew."""
         assert world_size <= self.size
-        self._hire()
+        self._hire(world_size)
         self.stuck = True
         server, environments = None, torchrun_environments(world_size)
         if HOROVOD in args:

@@ -138,7 +138,8 @@ MUTATIONS = [
              "hvd.broadcast_parameters(dict(model.named_buffers()), root_rank=0)", "pass", EVAL, 1),
     Mutation("the share of a pass", "(loss / passes).backward()", "loss.backward()",
              "tests/test_horovod.py", 1),
-    Mutation("momentum that Horovod can send", '.contiguous()', "", RESUME, 1),
+    Mutation("momentum in the layout of its weight", "torch.empty_like(weight).copy_(", "(",
+             RESUME, 7),
     # 06
     Mutation("the processes in the rank", 'int(env["SLURM_PROCID"]) * procs',
              'int(env["SLURM_PROCID"])', RANKS, 1),

@@ -616,13 +616,14 @@ def test_stop(
 
 
 def test_stop_between_two_looks(crew: Crew, tmp_path: Path) -> None:
-    """The ranks look when they write a line: every --print-freq steps, and after an epoch."""
+    """The ranks look when they write a line: after the first step of an epoch, every --print-freq
+    steps, and after its last."""
     freq = ["--print-freq", 3]
-    first = one_start(crew, tmp_path, 2, *freq, step=5)
+    first = one_start(crew, tmp_path, 2, *freq, step=6)
     assert_stopped(first, tmp_path, 1, 3, 7)
     last = one_start(crew, tmp_path, 2, *freq)
     assert last[0]["exit"] is None
-    assert [row["step"] for row in rows(tmp_path, "train")] == [3, 4, 7, 8, 11, 12]
+    assert [row["step"] for row in rows(tmp_path, "train")] == [1, 3, 4, 5, 7, 8, 9, 11, 12]
     assert [answers[0]["step"] for answers in (first, last)] == [7, 5]
     # Two epochs of each start: what is left of one is not augmented as its beginning was.
     seeds = [seed for answer in (*first, *last) for seed in answer["seeds"]]

@@ -14,7 +14,7 @@ HUB, DP, SPAWN, APEX = "02_distributed", "01_dataparallel", "03_multiprocessing"
 HOROVOD, SLURM, EVAL = "05_horovod", "06_slurm", "07_dist_eval"
 ALL_CHAPTERS = [DP, HUB, SPAWN, APEX, HOROVOD, SLURM, EVAL]
 # 04 holds two ways to do the same, 06 two ways to be started and a way to be stopped.
-LINE_CAP = {HUB: 454, APEX: 600, SLURM: 615}
+LINE_CAP = {HUB: 458, APEX: 600, SLURM: 617}
 DEFAULT_LINE_CAP = 560
 # Changed lines (added plus removed) against 02, the docstring aside.
 CHANGED_CAP = {DP: 90, SPAWN: 55, APEX: 176, HOROVOD: 120, SLURM: 230, EVAL: 150}
