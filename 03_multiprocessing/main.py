@@ -274,7 +274,7 @@ def build_optimizer(
         settings = {"param_groups": optimizer.state_dict()["param_groups"]}
         optimizer.load_state_dict(checkpoint["optimizer"] | settings)
         position = checkpoint["epoch"] * steps_per_epoch + checkpoint["step_in_epoch"]
-        for weight, state in optimizer.state.items():  # fused kernels read it in their layout
+        for weight, state in optimizer.state.items():  # in its layout, or fused SGD misreads it
             state["momentum_buffer"] = torch.empty_like(weight).copy_(state["momentum_buffer"])
         settings = {"base_lrs": [peak_lr], "last_epoch": position}
         schedule.load_state_dict(checkpoint["schedule"] | settings)
