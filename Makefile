@@ -3,15 +3,16 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
+MERMAID := docs/assets/javascripts/mermaid.min.js
 
-.PHONY: help demo test smoke smoke-oldest proof faults lint clean
+.PHONY: help demo test smoke smoke-oldest proof faults lint site site-zensical serve clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(VENV)/ready  ## train chapter 02 on two processes (or all GPUs) and draw the curve
 	$(RUN) tools/demo.py
 
-test: $(VENV)/ready $(VENV)/ready-for-tests lint  ## all tests
+test: $(VENV)/ready $(VENV)/ready-for-tests $(MERMAID) lint  ## all tests
 	$(RUN) -m pytest -m "not proof" $(ARGS)
 
 smoke: $(VENV)/ready $(VENV)/ready-for-tests  ## every chapter once, on CPUs, one GPU or many
@@ -31,8 +32,17 @@ lint: $(VENV)/ready  ## formatting and static checks
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
-clean:  ## remove the environments, the demo's data and all runs
-	rm -rf $(VENV) $(VENV)-oldest data runs
+site: $(VENV)/ready $(MERMAID)  ## the documentation, into site/; a broken link or page ends it
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict  # with -q, --strict counts no warnings
+
+site-zensical: $(VENV)-zensical/ready $(MERMAID)  ## the same, built by Zensical, Material's successor
+	PYTHONPATH=. $(VENV)-zensical/bin/zensical-i18n build --strict
+
+serve: $(VENV)/ready $(MERMAID)  ## the same at http://127.0.0.1:8000, built anew on every change
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
+
+clean:  ## remove the environments, the demo's data, all runs and the built site
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-zensical data runs site
 
 $(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"the pinned torch needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: type make PYTHON=python3.12 $(MAKECMDGOALS)")'
@@ -43,6 +53,16 @@ $(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
 # What is not a Python package: Slurm, Horovod and the compilers that it is built with.
 $(VENV)/ready-for-tests: $(VENV)/ready tests/prepare.sh 05_horovod/install.sh tools/mini_slurm.sh
 	PYTHON=$(RUN) bash tests/prepare.sh
+	touch $@
+
+$(MERMAID): tools/site/fetch_mermaid.sh
+	bash tools/site/fetch_mermaid.sh
+	touch $@
+
+$(VENV)-zensical/ready: constraints.txt
+	$(PYTHON) -m venv $(VENV)-zensical
+	$(VENV)-zensical/bin/python -m pip install --quiet -c constraints.txt zensical zensical-i18n \
+		pymdown-extensions
 	touch $@
 
 $(VENV)-oldest/ready: requirements.txt requirements-oldest.txt

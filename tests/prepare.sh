@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the tests need beside Python packages: Horovod, built for the torch that is there,
-# and with the rights and the system for it Slurm, shellcheck and a compiler. What cannot be had is
-# named, with what will not be run for the lack of it; in CI that is an error.
+# and with the rights and the system for it Slurm, shellcheck, a compiler, and Chromium with Chinese
+# fonts for the documentation. What cannot be had is named, with what will not be run for the lack
+# of it; in CI that is an error.
 #     PYTHON=.venv/bin/python bash tests/prepare.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,10 +20,23 @@ if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
             apt-get -qq install --yes --no-install-recommends "${need[@]}"; } >/dev/null ||
             missing+=("${need[*]}: the tests that need it")
     fi
+    browser=()
+    command -v chromium >/dev/null || command -v chromium-browser >/dev/null ||
+        command -v google-chrome >/dev/null || browser+=(chromium)
+    fc-list 2>/dev/null | grep -qi cjk || browser+=(fonts-noto-cjk)
+    if [[ ${#browser[@]} -gt 0 ]]; then
+        echo "installing ${browser[*]}"
+        { apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+            apt-get -qq install --yes --no-install-recommends "${browser[@]}"; } >/dev/null ||
+            missing+=("${browser[*]}: the documentation in a browser")
+    fi
     tools/mini_slurm.sh install || missing+=("Slurm: chapter 06 under srun and sbatch")
 else
     missing+=("Slurm and shellcheck, for which it must be root on Debian or Ubuntu:"
         "chapter 06 under srun and sbatch (it runs under torchrun)")
+    command -v chromium >/dev/null || command -v chromium-browser >/dev/null ||
+        command -v google-chrome >/dev/null ||
+        missing+=("Chromium (apt install chromium fonts-noto-cjk): the documentation in a browser")
 fi
 PYTHON=$PYTHON bash 05_horovod/install.sh >/dev/null || missing+=("Horovod: chapter 05")
 

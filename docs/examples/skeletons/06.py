@@ -1,0 +1,36 @@
+"""The least that trains on all tasks that srun has started: a GPU for each, or CPUs."""
+
+import os
+import subprocess
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+if "SLURM_STEP_ID" not in os.environ:  # on the login node, or in a batch script without srun
+    line = f"srun -K --ntasks 2 python {__file__}"
+    raise SystemExit(f"not started by srun: type {line} (without a Slurm: torchrun and 02.py)")
+rank, world_size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_STEP_NUM_TASKS"])
+nodes = ["scontrol", "show", "hostnames", os.environ["SLURM_STEP_NODELIST"]]
+os.environ["MASTER_ADDR"] = subprocess.check_output(nodes, text=True).split()[0]  # rank 0 is there
+os.environ["MASTER_PORT"] = str(10_000 + int(os.environ["SLURM_JOB_ID"]) % 20_000)
+device, backend = torch.device("cpu"), "gloo"
+if gpus := torch.cuda.device_count():  # fewer than tasks, if each task is shown only its own
+    device, backend = torch.device("cuda", int(os.environ["SLURM_LOCALID"]) % gpus), "nccl"
+    torch.cuda.set_device(device)
+dist.init_process_group(backend, rank=rank, world_size=world_size)
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 8), torch.randint(0, 2, (64,)))
+sampler = DistributedSampler(data, seed=0)
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2).to(device))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for inputs, targets in DataLoader(data, batch_size=8, sampler=sampler):
+        loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(f"rank {rank} of {world_size} epoch {epoch} loss {loss.item():.4f}")
+dist.destroy_process_group()

@@ -1,0 +1,241 @@
+"""What the pages promise in their source: both languages match, and no program code is pasted.
+
+.venv/bin/python tools/site/check_twins.py [DOCS]     (takes a second; DOCS is docs/)
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LANGUAGES = ("zh", "en")
+TRANSLATED = {"text", "mermaid", ""}  # fences whose content each language has of its own
+SHELL = {"bash", "sh", "shell", "console"}
+# So many lines in a row that are also in a chapter are no coincidence.
+PASTED_LINES = 3
+FENCE = re.compile(r"^( *)(`{3,}|~{3,}) *(.*)$")
+HEADING = re.compile(r"^ *(#{1,6}) +(.+)$")
+HEADING_ID = re.compile(r"\{[^{}]*#([A-Za-z][\w-]*)[^{}]*\} *$")
+LINK = re.compile(r"\]\(<?([^)>\s]+)>?[^)]*\)")
+OPERATORS = {"|", "||", "&&", ";", "&", ";;"}
+
+
+@dataclass
+class Fence:
+    info: str
+    lines: list[str]
+    number: int  # of the line that opens it
+
+    @property
+    def classes(self) -> list[str]:
+        """["bash", "run"] of both ```bash and ``` { .bash .run }; the language is the first."""
+        if self.info.startswith("{"):
+            return re.findall(r"(?<=[\s{])\.([\w-]+)", self.info)
+        return self.info.split()[:1]
+
+    @property
+    def language(self) -> str:
+        return next(iter(self.classes), "")
+
+    def without_comments(self) -> list[str]:
+        """What must be the same in both languages."""
+        lines = self.lines
+        if self.language not in {"json", "html", "css"}:
+            lines = [re.sub(r"(^|\s+)#(?!SBATCH|!).*$", "", line) for line in lines]
+        return [line.rstrip() for line in lines if line.strip()]
+
+
+@dataclass
+class Page:
+    """What is compared. Each entry says what it is: it stands in the error."""
+
+    headings: list[str] = field(default_factory=list)
+    forms: list[str] = field(default_factory=list)  # @ lines, blocks, [TOC], hide:
+    fences: list[Fence] = field(default_factory=list)
+    links: Counter[str] = field(default_factory=Counter)
+    mistakes: list[str] = field(default_factory=list)
+
+
+def without_language(path: str) -> str:
+    """Where a name may say the language of a page: results.zh.md on one, results.en.md there."""
+    return re.sub(r"\.(zh|en)(?=\.\w+($|[#?\s]))", ".LANGUAGE", path)
+
+
+def read_page(text: str) -> Page:
+    """A page, taken apart."""
+    page = Page()
+    lines = text.splitlines()
+    start = 0
+    if lines[:1] == ["---"]:
+        start = lines.index("---", 1) + 1
+        page.forms += [line for line in lines[1:start] if line.startswith("hide:")]
+    fence: Fence | None = None
+    closing = ""
+    for number, line in enumerate(lines[start:], start + 1):
+        match = FENCE.match(line)
+        if fence is not None:
+            if match and match[2].startswith(closing) and not match[3]:
+                page.fences.append(fence)
+                fence = None
+            else:
+                fence.lines.append(line.strip() if fence.language in SHELL else line)
+            continue
+        if match:
+            fence, closing = Fence(match[3].strip(), [], number), match[2]
+            continue
+        if heading := HEADING.match(line):
+            found = HEADING_ID.search(heading[2])
+            if not found:
+                page.mistakes.append(f"line {number}: no id: write {line.strip()} {{#id}}")
+            page.headings.append(f"{heading[1]} {{#{found[1] if found else ''}}}")
+        elif re.match(r" *(@(code|file|diff|compare|table)\b|///|\[TOC\])", line):
+            page.forms.append(without_language(re.sub(r'title="[^"]*"', "", line).strip()))
+        for target in LINK.findall(re.sub(r"`[^`]*`", "", line)):
+            if not re.match(r"[a-z]+:", target):
+                page.links[without_language(target)] += 1
+    if fence is not None:
+        page.mistakes.append(f"line {fence.number}: the fence is never closed")
+    twice = [name for name, count in Counter(page.headings).items() if count > 1]
+    page.mistakes += [f"{name} is there twice" for name in twice]
+    return page
+
+
+def compared(zh: Page, en: Page) -> list[str]:
+    """Where two twins differ; of each kind the first place only, since the rest follows from it."""
+    found = []
+    for what, ours, theirs in (
+        ("headings", zh.headings, en.headings),
+        ("lines", zh.forms, en.forms),
+        ("fences", [f.classes for f in zh.fences], [f.classes for f in en.fences]),
+    ):
+        for a, b in zip([*ours, None], [*theirs, None], strict=False):
+            if a != b:
+                found.append(f"{what} differ: zh {a or 'ends'}, en {b or 'ends'}")
+                break
+    for a, b in zip(zh.fences, en.fences, strict=False):
+        if a.language in TRANSLATED or a.classes != b.classes:
+            continue
+        for x, y in zip([*a.without_comments(), None], [*b.without_comments(), None], strict=False):
+            if x != y:
+                place = f"fences at line {a.number} and {b.number} differ"
+                found.append(f"{place}: zh {x or 'ends'}, en {y or 'ends'}")
+                break
+    if odd := (zh.links - en.links) + (en.links - zh.links):
+        found.append(f"links are not the same: {', '.join(sorted(odd))}")
+    return found
+
+
+def chapter_runs(root: Path) -> dict[tuple[str, ...], str]:
+    """Every few lines in a row of every chapter, as far as they could be told from others."""
+    runs = {}
+    for path in sorted(root.glob("0[1-9]_*/*.py")):
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line for line in lines if len(line) > 12]
+        for n in range(len(lines) - PASTED_LINES + 1):
+            runs.setdefault(tuple(lines[n : n + PASTED_LINES]), str(path.relative_to(root)))
+    return runs
+
+
+def pasted(page: Page, runs: dict[tuple[str, ...], str]) -> list[str]:
+    """Python that is neither included nor marked as an example, or is marked and is a copy."""
+    found = []
+    for fence in page.fences:
+        if fence.language not in {"python", "py"}:
+            continue
+        if "example" not in fence.classes:
+            found.append(f"line {fence.number}: use @code, or mark it ``` {{ .python .example }}")
+        lines = [line.strip() for line in fence.lines if len(line.strip()) > 12]
+        for n in range(len(lines) - PASTED_LINES + 1):
+            if source := runs.get(tuple(lines[n : n + PASTED_LINES])):
+                found.append(
+                    f"line {fence.number}: {lines[n]!r} is pasted from {source}: use @code"
+                )
+                break
+    return found
+
+
+def problems(docs: Path, root: Path = ROOT) -> list[str]:
+    """Everything that is wrong in the pages, one line each."""
+    trees: dict[str, dict[str, Path]] = {}
+    for language in LANGUAGES:
+        files = (docs / language).rglob("*.md")
+        trees[language] = {str(path.relative_to(docs / language)): path for path in files}
+    found = []
+    if not any(trees.values()):
+        return [f"{docs}: no pages"]
+    for name in sorted(set(trees["zh"]) ^ set(trees["en"])):
+        found.append(f"{name}: only in {'zh' if name in trees['zh'] else 'en'}")
+    runs = chapter_runs(root)
+    for name in sorted(set(trees["zh"]) & set(trees["en"])):
+        twins = [read_page(trees[n][name].read_text(encoding="utf-8")) for n in LANGUAGES]
+        for language, page in zip(LANGUAGES, twins, strict=True):
+            for mistake in page.mistakes + pasted(page, runs):
+                found.append(f"{language}/{name}: {mistake}")
+        found += [f"{name}: {difference}" for difference in compared(*twins)]
+    return found
+
+
+def shell_words(line: str) -> list[list[str]]:
+    """The words of each simple command in a line, as a shell would see them."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    skip = False
+    for word in lexer:
+        if word in OPERATORS:
+            commands.append([])
+            skip = False
+        elif set(word) <= set("<>&"):
+            skip = True  # what follows names a file, not an argument
+        elif not skip:
+            commands[-1].append(word)
+    return [command for command in commands if command]
+
+
+@dataclass
+class Command:
+    """A command that a reader may type."""
+
+    words: list[str]
+    line: str
+    run: bool  # to be run by a test as well, not only parsed
+
+
+def commands(text: str) -> list[Command]:
+    """All commands in the shell fences of a page. A variable that a fence sets is put in; any
+    other stands for a number."""
+    found = []
+    for fence in read_page(text).fences:
+        if fence.language not in SHELL:
+            continue
+        values: dict[str, str] = {}
+        script = re.sub(r"\\\n\s*", " ", "\n".join(fence.lines))
+        for line in script.splitlines():
+            line = re.sub(r"^\$ ", "", line)
+
+            def value(match: re.Match[str], known: dict[str, str] = values) -> str:
+                return known.get(match[1] or match[2], "1")
+
+            whole = re.sub(r"\$\{(\w+)[^}]*\}|\$(\w+)", value, line)
+            for words in shell_words(whole):
+                while words and (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.S)):
+                    values[match[1]] = match[2]
+                    words = words[1:]
+                if words:
+                    found.append(Command(words, line.strip(), "run" in fence.classes))
+    return found
+
+
+def main(docs: str = str(ROOT / "docs")) -> None:
+    found = problems(Path(docs))
+    print("\n".join(found) or "both languages match")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,286 @@
+"""A Python-Markdown extension: code beside its explanation, always that of the tested file.
+
+One line in a page, the same in every language, stands for a part of a file, for the difference of
+two files, or for a table that another tool wrote. docs/WRITING.md lists the forms. What a line
+asks for and is not there ends the build, so a page cannot go on to explain code that is gone.
+An extension, not a plug-in: it works in every program that renders Python-Markdown.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as etree
+from dataclasses import dataclass
+from html import escape
+
+from markdown import Extension, Markdown
+from markdown.inlinepatterns import InlineProcessor
+from markdown.preprocessors import Preprocessor
+from markdown.treeprocessors import Treeprocessor
+from markdown.util import HTML_PLACEHOLDER_RE
+from pymdownx.blocks import BlocksExtension
+from pymdownx.blocks.block import Block
+
+from .diffs import compare_data, diff_html
+from .source import ROOT, SiteError, Source, cut, read, to_html
+
+MOST_LINES = 20  # of a group: note and code must fit on a screen together
+MOST_FILE_LINES = 80
+FORMS = ("code", "file", "diff", "compare", "table")
+WORD = re.compile(r"""\s*("[^"]*"|'[^']*'|\{.*\}\s*$|[^\s{"']+)""")
+ATTRIBUTE = re.compile(r"""\s*([\w-]+)(?:=("[^"]*"|'[^']*'))?\s*""")
+
+
+@dataclass
+class Line:
+    """An @ line of a page, taken apart."""
+
+    form: str
+    words: list[str]  # texts keep their quotes, to be told from names
+    options: dict[str, list[str]]
+
+    @classmethod
+    def parse(cls, form: str, rest: str) -> Line:
+        words, options, at = [], {}, 0
+        while rest[at:].strip():
+            match = WORD.match(rest, at)
+            if not match:
+                raise SiteError(f"cannot read {rest[at:].strip()!r}: a quote that is not closed?")
+            if match[1].startswith("{"):
+                options = cls.parse_options(match[1].strip()[1:-1])
+            else:
+                words.append(match[1])
+            at = match.end()
+        return cls(form, words, options)
+
+    @staticmethod
+    def parse_options(text: str) -> dict[str, list[str]]:
+        options: dict[str, list[str]] = {}
+        at = 0
+        while text[at:].strip():
+            match = ATTRIBUTE.match(text, at)
+            if not match:
+                raise SiteError(f'cannot read {text[at:].strip()!r}: options are name="value"')
+            options.setdefault(match[1], []).append((match[2] or '"1"')[1:-1])
+            at = match.end()
+        return options
+
+    def check(self, usage: str, fewest: int, most: int, allowed: set[str]) -> None:
+        if not fewest <= len(self.words) <= most:
+            raise SiteError(f"write @{self.form} {usage}")
+        if unknown := set(self.options) - allowed:
+            raise SiteError(f"@{self.form} has no option {sorted(unknown)}: {sorted(allowed)}")
+
+
+class CodeAlong(Preprocessor):
+    """Replaces the @ lines."""
+
+    def __init__(self, md: Markdown, repo: str) -> None:
+        super().__init__(md)
+        self.repo = repo.rstrip("/")
+
+    def run(self, lines: list[str]) -> list[str]:
+        result: list[str] = []
+        fence = ""
+        for line in lines:
+            bare = line.strip()
+            if match := re.match(r"(`{3,}|~{3,})", bare):
+                if not fence:
+                    fence = match[1]
+                elif bare.startswith(fence) and not bare.strip(fence[0]):
+                    fence = ""
+            found = None if fence else re.match(r"( *)@(\w+)(?=\s|$)(.*)", line)
+            if not found or (found[2] not in FORMS and "/" not in found[3]):
+                result.append(line)
+                continue
+            try:
+                result += self.replace(found[1], found[2], found[3])
+            except SiteError as error:
+                raise SiteError(f"{line.strip()}\n    {error}") from None
+        return result
+
+    def replace(self, indent: str, form: str, rest: str) -> list[str]:
+        if form not in FORMS:
+            raise SiteError(f"there is no @{form}: use {', '.join('@' + f for f in FORMS)}")
+        line = Line.parse(form, rest)
+        if form == "table":
+            return self.table(line)
+        html = getattr(self, form)(line)
+        return ["", indent + self.md.htmlStash.store(html), ""]
+
+    def link(self, path: str, part: range | None = None) -> str:
+        lines = f"#L{part.start}-L{part.stop - 1}" if part else ""
+        return f"{self.repo}/blob/main/{path}{lines}"
+
+    def code(self, line: Line) -> str:
+        usage = 'FILE NAME ["text" [.. "text"]] {hl="text" long="1" title="..."}'
+        line.check(usage, 2, 5, {"hl", "long", "link", "title"})
+        path, selector, *texts = line.words
+        source = read(path)
+        to = ".." in texts
+        before = texts[: texts.index("..")] if to else texts
+        after = texts[texts.index("..") + 1 :] if to else []
+        if len(before) > 1 or len(after) > 1 or any(t[0] not in "\"'" for t in before + after):
+            raise SiteError(f"write @code {usage}")
+        selector = "-" if selector == "module" else selector
+        first, last = (t[0][1:-1] if t else None for t in (before, after))
+        part = source.part(selector, first, last, to=to)
+        if len(part) > MOST_LINES and "long" not in line.options:
+            raise SiteError(
+                f"{len(part)} lines ({part.start} to {part.stop - 1}), more than {MOST_LINES}: "
+                f'take a part, by "text" .. "text", or add {{long="1"}}'
+            )
+        return self.listing(source, part, line.options)
+
+    def file(self, line: Line) -> str:
+        line.check("FILE", 1, 1, {"hl", "long", "lang", "title"})
+        source = read(line.words[0])
+        if "lang" in line.options:
+            source = Source(source.path, source.text)  # not the one that others share
+            source.recolour(line.options["lang"][0])
+        part = range(1, len(source.lines) + 1)
+        if len(part) > MOST_FILE_LINES and "long" not in line.options:
+            raise SiteError(f"{len(part)} lines: @code takes a part of it")
+        return self.listing(source, part, line.options)
+
+    def listing(self, source: Source, part: range, options: dict[str, list[str]]) -> str:
+        """Real line numbers, and as Material has it: its copy button and colours find the code."""
+        marked = set()
+        for text in options.get("hl", []):
+            found = {n for n in part if text in source.lines[n - 1]}
+            if not found:
+                where = f"lines {part.start} to {part.stop - 1} of {source.path}"
+                raise SiteError(f"hl={text!r} is in none of {where}")
+            marked |= found
+        indent = source.indent(part)
+        lines = []
+        for n in part:
+            html = to_html(cut(source.tokens[n - 1], indent))
+            lines.append(f'<span class="ln{" hll" * (n in marked)}" data-l="{n}">{html}</span>')
+        whole = part == range(1, len(source.lines) + 1)
+        numbers = f"{part.start}–{part.stop - 1}" if len(part) > 1 else str(part.start)
+        title = escape(options.get("title", [source.path])[0])
+        where = "" if whole else f' <span class="cb-lines">{numbers}</span>'
+        url = self.link(source.path, None if whole else part)
+        digits, newline = len(str(part.stop - 1)), "\n"
+        # data-search-exclude: seven chapters share most lines; the index would be full of them.
+        return (
+            f'<figure class="cb" data-search-exclude style="--digits:{digits}"><figcaption>'
+            f'<a href="{url}" title="{escape(source.path)}">{title}{where}</a></figcaption>'
+            f'<div class="language-{source.language} highlight"><pre><code>{newline.join(lines)}'
+            "\n</code></pre></div></figure>"
+        )
+
+    def diff(self, line: Line) -> str:
+        line.check("OLD NEW", 2, 2, set())
+        return diff_html(*line.words, self.link)
+
+    def compare(self, line: Line) -> str:
+        """Two lists to choose from; compare.js does the rest."""
+        line.check("", 0, 0, set())
+        paths = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("0[1-9]_*/main.py"))
+        choices = ["", ""]
+        for side, chosen in enumerate(("02_distributed/main.py", "03_multiprocessing/main.py")):
+            for n, path in enumerate(paths):
+                here = " selected" * (path == chosen)
+                choices[side] += f'<option value="{n}"{here}>{path.split("/")[0]}</option>'
+        return (
+            '<div class="cd-compare" data-search-exclude><div class="cd-choose">'
+            f'<select name="from" aria-label="from">{choices[0]}</select>'
+            '<button type="button" class="cd-swap" aria-label="swap">⇄</button>'
+            f'<select name="to" aria-label="to">{choices[1]}</select></div>'
+            f'<div class="cd-result" data-blob="{self.link("")}"></div>'
+            f'<script type="application/json">{compare_data(paths)}</script></div>'
+        )
+
+    def table(self, line: Line) -> list[str]:
+        line.check("FILE [KEY]", 1, 2, set())
+        path, *key = line.words
+        file = ROOT / path
+        if not file.is_file():
+            raise SiteError(f"there is no file {path}: which tool writes it?")
+        text = file.read_text(encoding="utf-8")
+        if key:
+            parts = dict(re.findall(r"<!-- ([\w-]+) -->\n(.*?)(?=<!-- [\w-]+ -->|\Z)", text, re.S))
+            if key[0] not in parts:
+                raise SiteError(f"{path} has no part {key[0]}; there are: {', '.join(parts)}")
+            text = parts[key[0]]
+        return ["", *text.strip().splitlines(), ""]
+
+
+class JoinedLines(InlineProcessor):
+    """A line break between two Chinese characters would show as a gap; between words it is one."""
+
+    CHINESE = r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef，。；：！？、（）《》“”]"
+
+    def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:
+        return "", m.start(0), m.end(0)
+
+
+class ShortCode(Treeprocessor):
+    """Names inline code that fits on a line of a phone: style sheets cannot measure, and a flag
+    should not be torn at its hyphens."""
+
+    LONGEST = 26
+
+    def run(self, root: etree.Element) -> None:
+        for parent in root.iter():
+            for child in parent:
+                if child.tag == "code" and parent.tag != "pre":
+                    text = child.text or ""
+                    if match := HTML_PLACEHOLDER_RE.fullmatch(text):  # what highlighting put aside
+                        text = str(self.md.htmlStash.rawHtmlBlocks[int(match[1])])
+                    if 0 < len(text) <= self.LONGEST and len(child) == 0:
+                        child.set("class", f"{child.get('class', '')} nb".strip())
+
+
+class Walk(Block):
+    """A note and the code that it is about, side by side where there is room."""
+
+    NAME = "walk"
+
+    def on_create(self, parent: etree.Element) -> etree.Element:
+        return etree.SubElement(parent, "div", {"class": "walk"})
+
+    def on_end(self, block: etree.Element) -> None:
+        children = list(block)
+        code = [child for child in children if self.is_code(child)]
+        if not code or len(code) == len(children):
+            raise SiteError("/// walk needs a note and at least one @code line")
+        for child in children:
+            block.remove(child)
+        for name, members in (("text", [c for c in children if c not in code]), ("code", code)):
+            column = etree.SubElement(block, "div", {"class": f"walk-{name}"})
+            column.extend(members)
+
+    def is_code(self, child: etree.Element) -> bool:
+        match = HTML_PLACEHOLDER_RE.fullmatch((child.text or "").strip())
+        if child.tag != "p" or not match:
+            return False
+        return str(self.md.htmlStash.rawHtmlBlocks[int(match[1])]).startswith('<figure class="cb"')
+
+
+class WalkExtension(BlocksExtension):
+    def extendMarkdownBlocks(self, md: Markdown, block_mgr: object) -> None:
+        block_mgr.register(Walk, self.getConfigs())
+
+
+class CodeAlongExtension(Extension):
+    def __init__(self, **settings: object) -> None:
+        self.config = {"repo": ["", "address of the repository, for links to the source"]}
+        super().__init__(**settings)
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        # Below 30, where line ends are normalised, which would tear our placeholders; above 25,
+        # where the fences of pymdownx are taken out.
+        md.preprocessors.register(CodeAlong(md, self.getConfig("repo")), "codealong", 27)
+        # Below 190, where `code` is taken out; above all other patterns.
+        ours, markup = JoinedLines.CHINESE, r"(?:\*\*|\*)"
+        pattern = rf"(?<={ours})\n(?={markup}?{ours})|(?<={ours}\*\*)\n(?={ours})"
+        md.inlinePatterns.register(JoinedLines(pattern, md), "joined_lines", 185)
+        md.treeprocessors.register(ShortCode(md), "short_code", 15)  # below 20, inline patterns
+        WalkExtension().extendMarkdown(md)
+
+
+def makeExtension(**settings: object) -> CodeAlongExtension:
+    return CodeAlongExtension(**settings)

@@ -1,0 +1,119 @@
+"""The difference of two files as rows, and the rows as HTML that is one column on a phone and two
+on a wide screen. docs/assets/javascripts/compare.js makes the same HTML from the same rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from difflib import SequenceMatcher
+from html import escape
+from itertools import combinations
+
+from .source import Source, read, to_html, words
+
+CONTEXT = 3
+# kind ("=", "-" or "+"), line number in the left file, in the right file (0: not in it), HTML of
+# the line, and the row that it stands in where both files are side by side
+Row = tuple[str, int, int, str, int]
+Hunk = tuple[str, list[Row]]  # the function that it begins in, and the rows
+
+
+def changed_words(old: str, new: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """What to mark in a line and in the one that replaced it: nothing if they have little in
+    common, where marks would only flicker."""
+    ours, theirs = words(old), words(new)
+    matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
+    if matcher.ratio() < 0.5:
+        return [], []
+
+    def stretches(pieces: list[str], spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        at = [0]
+        for piece in pieces:
+            at.append(at[-1] + len(piece))
+        return [(at[low], at[high]) for low, high in spans if low < high]
+
+    changed = [op for op in matcher.get_opcodes() if op[0] != "equal"]
+    left = stretches(ours, [(op[1], op[2]) for op in changed])
+    return left, stretches(theirs, [(op[3], op[4]) for op in changed])
+
+
+def hunks(old: Source, new: Source) -> list[Hunk]:
+    """All changes but those of the docstrings, with a few lines around them."""
+    skip = (old.after_docstring() - 1, new.after_docstring() - 1)
+    a, b = old.lines[skip[0] :], new.lines[skip[1] :]
+    # Blank lines are everywhere: matched for themselves they tear a new function into pieces.
+    matcher = SequenceMatcher(lambda line: not line.strip(), a, b, autojunk=False)
+    result = []
+    for group in matcher.get_grouped_opcodes(CONTEXT):
+        rows: list[Row] = []
+        at = 1
+        for tag, a1, a2, b1, b2 in group:
+            left, right = range(a1 + skip[0], a2 + skip[0]), range(b1 + skip[1], b2 + skip[1])
+            if tag == "equal":
+                for n, (i, j) in enumerate(zip(left, right, strict=True)):
+                    rows.append(("=", i + 1, j + 1, to_html(old.tokens[i]), at + n))
+            else:
+                both = zip(left, right, strict=False)
+                marks = [changed_words(old.lines[i], new.lines[j]) for i, j in both]
+                for n, i in enumerate(left):
+                    mine = marks[n][0] if n < len(marks) else []
+                    rows.append(("-", i + 1, 0, to_html(old.tokens[i], mine), at + n))
+                for n, j in enumerate(right):
+                    mine = marks[n][1] if n < len(marks) else []
+                    rows.append(("+", 0, j + 1, to_html(new.tokens[j], mine), at + n))
+            at += max(len(left), len(right))
+        result.append((new.owner(rows[0][2] or group[0][3] + skip[1] + 1), rows))
+    return result
+
+
+def row_html(row: Row) -> str:
+    kind, old, new, html, at = row
+    place = f'style="--r:{at}"'
+    if kind == "-":
+        return f'<div class="cd-del" data-l="{old}" {place}>{html}</div>'
+    if kind == "+":
+        return f'<div class="cd-add" data-l="{new}" {place}>{html}</div>'
+    # Twice: on a phone only the right one is seen.
+    twin = f'<div class="cd-old" data-l="{old}" aria-hidden="true" {place}>{html}</div>'
+    return f'{twin}<div class="cd-new" data-l="{new}" {place}>{html}</div>'
+
+
+def counts(found: list[Hunk]) -> tuple[int, int]:
+    """Lines added and lines removed."""
+    kinds = [row[0] for _, rows in found for row in rows]
+    return kinds.count("+"), kinds.count("-")
+
+
+def diff_html(old: str, new: str, link: Callable[[str], str]) -> str:
+    """The whole difference, with a head that names both files."""
+    found = hunks(read(old), read(new))
+    added, removed = counts(found)
+    body = "".join(
+        f'<div class="cd-hunk"><div class="cd-name">{escape(name)}</div>'
+        f"{''.join(map(row_html, rows))}</div>"
+        for name, rows in found
+    )
+    # <figure>, not <div>: the search index takes the first </div> inside for the end of what it
+    # was told to leave out.
+    return (
+        '<figure class="cd" data-search-exclude><figcaption>'
+        f'<span><a href="{link(old)}">{old}</a> <span class="cd-to">→</span> '
+        f'<a href="{link(new)}">{new}</a></span>'
+        f'<span class="cd-count"><b class="cd-plus">+{added}</b> <b class="cd-minus">−{removed}</b>'
+        f'</span></figcaption><div class="cd-body highlight">{body}</div></figure>'
+    )
+
+
+def compare_data(paths: list[str]) -> str:
+    """All pairs as JSON. Most lines are in many pairs, so rows name a line by its number in one
+    list of all lines."""
+    lines: dict[str, int] = {}
+    pairs = {}
+    for (i, old), (j, new) in combinations(enumerate(paths), 2):
+        pairs[f"{i}-{j}"] = [
+            (name, [(*row[:3], lines.setdefault(row[3], len(lines)), row[4]) for row in rows])
+            for name, rows in hunks(read(old), read(new))
+        ]
+    data = {"paths": paths, "lines": list(lines), "pairs": pairs}
+    # "</" would end the <script> that the data stands in.
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")

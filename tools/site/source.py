@@ -1,0 +1,229 @@
+"""Parts of a source file, found by name or by text, and its lines, coloured."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from html import escape
+from pathlib import Path
+
+from pygments import lex
+from pygments.lexers import get_lexer_by_name
+from pygments.token import STANDARD_TYPES, _TokenType
+
+try:  # mkdocs shows its own exceptions as one line, any other as a traceback
+    from mkdocs.exceptions import BuildError
+except ImportError:
+    BuildError = Exception
+
+ROOT = Path(__file__).resolve().parents[2]
+LANGUAGES = {
+    ".py": "python", ".sh": "bash", ".sbatch": "bash", ".toml": "toml", ".txt": "text",
+    ".yml": "yaml", ".yaml": "yaml", ".json": "json", ".jsonl": "text", ".cfg": "ini",
+}  # fmt: skip
+# Most tokens are of these classes, and all of them have the colour of plain text.
+PLAIN = {"", "n", "w", "esc", "x"}
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+Tokens = list[tuple[str, str]]  # of one line: CSS class and text
+
+
+class SiteError(BuildError):
+    """What a page asks for is not there: the build must end."""
+
+
+def css_class(kind: _TokenType) -> str:
+    """The short class that Pygments' style sheets use for this kind of token."""
+    while kind not in STANDARD_TYPES:
+        kind = kind.parent
+    return STANDARD_TYPES[kind]
+
+
+def coloured(text: str, language: str) -> list[Tokens]:
+    """The tokens of each line. The whole file at once: a line of a docstring is text only if the
+    quotes above it are seen."""
+    lines: list[Tokens] = [[]]
+    for kind, value in lex(text, get_lexer_by_name(language, stripnl=False)):
+        name = css_class(kind)
+        for number, piece in enumerate(value.split("\n")):
+            if number:
+                lines.append([])
+            if piece:
+                lines[-1].append(("" if name in PLAIN else name, piece))
+    return lines[: len(text.splitlines())]
+
+
+def cut(tokens: Tokens, width: int) -> Tokens:
+    """The line without its first characters, which are blanks."""
+    rest = []
+    for name, text in tokens:
+        gone = min(width, len(text))
+        width -= gone
+        if text[gone:]:
+            rest.append((name, text[gone:]))
+    return rest
+
+
+def to_html(tokens: Tokens, marks: Iterable[tuple[int, int]] = ()) -> str:
+    """One line as HTML. marks: stretches of it, by character, to stand out inside of the line."""
+    inside = {n for first, last in marks for n in range(first, last)}
+    html, position, marked = [], 0, False
+    for name, text in tokens:
+        held = [position + n in inside for n in range(len(text))]
+        edges = [n for n in range(1, len(text)) if held[n] != held[n - 1]]
+        for first, last in zip([0, *edges], [*edges, len(text)], strict=True):
+            if held[first] != marked:
+                html.append("</mark>" if marked else "<mark>")
+                marked = not marked
+            piece = escape(text[first:last], quote=False)
+            html.append(f'<span class="{name}">{piece}</span>' if name else piece)
+        position += len(text)
+    return "".join(html) + ("</mark>" if marked else "")
+
+
+@dataclass
+class Source:
+    """A file of the repository."""
+
+    path: str
+    text: str
+    lines: list[str] = field(init=False)
+    tree: ast.Module | None = field(init=False)
+    tokens: list[Tokens] = field(init=False)
+
+    def __post_init__(self) -> None:
+        suffix = Path(self.path).suffix
+        self.language = LANGUAGES.get(suffix, "text")
+        self.lines = self.text.splitlines()
+        self.tree = ast.parse(self.text) if suffix == ".py" else None
+        self.tokens = coloured(self.text, self.language)
+
+    def recolour(self, language: str) -> None:
+        """For a file whose name does not tell its language."""
+        self.language = language
+        self.tokens = coloured(self.text, language)
+
+    def definitions(self) -> dict[str, ast.AST]:
+        """Every function and class by its dotted name."""
+        found: dict[str, ast.AST] = {}
+
+        def visit(node: ast.AST, prefix: str) -> None:
+            for child in ast.iter_child_nodes(node):
+                inner = prefix
+                if isinstance(child, DEFINITIONS):
+                    found[prefix + child.name] = child
+                    inner = f"{prefix}{child.name}."
+                visit(child, inner)
+
+        if self.tree:
+            visit(self.tree, "")
+        return found
+
+    def first_line(self, node: ast.AST) -> int:
+        """Where a definition begins for a reader: at the comment right above its decorators."""
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+        indent = " " * node.col_offset
+        while first > 1 and self.lines[first - 2].startswith(f"{indent}#"):
+            first -= 1
+        return first
+
+    def after_docstring(self) -> int:
+        """The number of the first line that is not of the module's docstring nor blank."""
+        number = 1
+        if self.tree and ast.get_docstring(self.tree) is not None:
+            number = self.tree.body[0].end_lineno + 1
+        while number <= len(self.lines) and not self.lines[number - 1].strip():
+            number += 1
+        return number
+
+    def owner(self, number: int) -> str:
+        """The top-level function or class that a line is in, "" between them."""
+        for node in self.tree.body if self.tree else []:
+            if isinstance(node, DEFINITIONS) and self.first_line(node) <= number <= node.end_lineno:
+                return node.name
+        return ""
+
+    def scope(self, selector: str) -> list[int]:
+        """The line numbers of a definition, or for "-" those outside of all definitions."""
+        everything = range(1, len(self.lines) + 1)
+        if selector == "-":
+            return [n for n in everything if not self.owner(n)]
+        definitions = self.definitions()
+        if selector not in definitions:
+            known = ", ".join(definitions) or "none: use - for the whole file"
+            raise SiteError(f"{self.path} defines no {selector}; there are: {known}")
+        node = definitions[selector]
+        return list(range(self.first_line(node), node.end_lineno + 1))
+
+    def find(self, scope: list[int], selector: str, text: str) -> int:
+        """The one line of the scope that holds the text."""
+        found = [n for n in scope if text in self.lines[n - 1]]
+        if len(found) != 1:
+            where = f"{selector} of {self.path}" if selector != "-" else self.path
+            seen = f"in {len(found)} lines: {found}" if found else "in no line"
+            raise SiteError(f"{text!r} is {seen} of {where}; it must be in exactly one")
+        return found[0]
+
+    def statement(self, number: int, *, block: bool) -> tuple[int, int]:
+        """The lines of the smallest statement around a line; block: with the body below, if the
+        line is the head of one."""
+        best = (number, number)
+        for node in ast.walk(self.tree) if self.tree else []:
+            if not isinstance(node, ast.stmt) or not node.lineno <= number <= node.end_lineno:
+                continue
+            inner = [s for name in ("body", "orelse", "finalbody") for s in getattr(node, name, [])]
+            last = node.end_lineno
+            if inner and (number >= inner[0].lineno or not block):
+                last = inner[0].lineno - 1
+                if number > last:
+                    continue
+            best = (node.lineno, max(last, number))
+        return best
+
+    def part(self, selector: str, first: str | None, last: str | None, *, to: bool) -> range:
+        """Line numbers. Texts: none, the whole scope; one, the statement with it; with "to", from
+        the one to the other, where a missing one stands for the scope's first or last line."""
+        scope = self.scope(selector)
+        if first is None and last is None and not to:
+            if selector == "-" and self.tree:
+                raise SiteError(f"{self.path} -: say which lines, by a text in them")
+            return range(scope[0], scope[-1] + 1)
+        if not to:
+            low, high = self.statement(self.find(scope, selector, first), block=True)
+            return range(low, high + 1)
+        begin, end = scope[0], scope[-1]
+        if first is not None:
+            begin, _ = self.statement(self.find(scope, selector, first), block=False)
+        if last is not None:
+            _, end = self.statement(self.find(scope, selector, last), block=False)
+        if begin > end:
+            raise SiteError(f"{self.path}: {last!r} (line {end}) is above {first!r} (line {begin})")
+        return range(begin, end + 1)
+
+    def indent(self, part: range) -> int:
+        """How many blanks all of these lines begin with."""
+        lines = [self.lines[n - 1] for n in part]
+        return min((len(s) - len(s.lstrip()) for s in lines if s.strip()), default=0)
+
+
+@lru_cache(maxsize=64)
+def _read(path: str, _changed: int) -> Source:
+    return Source(path, (ROOT / path).read_text(encoding="utf-8"))
+
+
+def read(path: str) -> Source:
+    """A file of the repository, parsed once until it changes (`make serve` stays alive)."""
+    file = ROOT / path
+    if not file.resolve().is_relative_to(ROOT):
+        raise SiteError(f"{path} is outside of the repository")
+    if not file.is_file():
+        near = sorted(str(p.relative_to(ROOT)) for p in file.parent.glob("*") if p.is_file())
+        raise SiteError(f"there is no file {path}; beside it: {', '.join(near) or 'nothing'}")
+    return _read(path, file.stat().st_mtime_ns)
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+|\s+|.", text)
