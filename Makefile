@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test smoke smoke-oldest proof faults lint clean
+.PHONY: help demo test smoke smoke-oldest proof faults bench lint clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -26,6 +26,9 @@ proof: $(VENV)/ready $(VENV)/ready-for-tests  ## the long proofs, then every pro
 
 faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, written to tests/FAULTS.md
 	$(RUN) -m pytest tests/test_faults.py tests/test_faults_data.py --write-faults $(ARGS)
+
+bench: $(VENV)/ready  ## the chapters against a plain DDP script, a bare loop and PIL: under 10 minutes
+	$(RUN) tools/benchmark.py --quick $(ARGS)
 
 lint: $(VENV)/ready  ## formatting and static checks
 	$(RUN) -m ruff check .
