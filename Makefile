@@ -5,7 +5,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 MERMAID := docs/assets/javascripts/mermaid.min.js
 
-.PHONY: help demo test smoke smoke-oldest proof faults lint site site-zensical serve clean
+.PHONY: help demo test smoke smoke-oldest proof faults bench lint site site-zensical serve clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -27,6 +27,9 @@ proof: $(VENV)/ready $(VENV)/ready-for-tests  ## the long proofs, then every pro
 
 faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, written to tests/FAULTS.md
 	$(RUN) -m pytest tests/test_faults.py tests/test_faults_data.py --write-faults $(ARGS)
+
+bench: $(VENV)/ready  ## the chapters against a plain DDP script, a bare loop and PIL: under 10 minutes
+	$(RUN) tools/benchmark.py --quick $(ARGS)
 
 lint: $(VENV)/ready  ## formatting and static checks
 	$(RUN) -m ruff check .

@@ -130,11 +130,24 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
     return 0, 1, torch.device("cuda", gpus[0]) if gpus else torch.device("cpu")
 
 
+class InBfloat16(nn.Module):
+    """The model under an autocast of its own, as each thread of DataParallel needs one: torch tells
+    the threads that there is an autocast, not of which type, and theirs is float16."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.autocast(images.device.type, torch.bfloat16):
+            return self.model(images)
+
+
 def wrap_model(args: Namespace, model: nn.Module, device: torch.device) -> nn.Module:
     """What training steps call. The bare model shares its weights, to be evaluated and saved."""
     gpus = chosen_gpus(args)
-    if len(gpus) > 1:
-        model = nn.DataParallel(model, gpus)  # or its state_dict would say "module." in each name
+    if len(gpus) > 1:  # not kept in the checkpoint, or its names would all begin with "module."
+        model = nn.DataParallel(InBfloat16(model) if args.bf16 else model, gpus)
     return torch.compile(model) if args.compile else model
 
 

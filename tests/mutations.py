@@ -119,7 +119,7 @@ MUTATIONS = [
              'optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)', "pass",
              AMP, 1),
     Mutation("momentum in the layout of its weight",
-             'state["momentum_buffer"] = torch.empty_like(weight).copy_(', "print(", RESUME, 1),
+             'state["momentum_buffer"] = torch.empty_like(weight).copy_(', "print(", RESUME, 7),
     Mutation("unscaling before clipping", "self.scaler.unscale_(optimizer)", "pass", AMP, 1),
     Mutation("the scaler's update", "self.scaler.update()", "pass", AMP, 1),
     Mutation("the scaler in the checkpoint", '"scaler": scale.state_dict()', '"scaler": None',
@@ -138,8 +138,6 @@ MUTATIONS = [
              "hvd.broadcast_parameters(dict(model.named_buffers()), root_rank=0)", "pass", EVAL, 1),
     Mutation("the share of a pass", "(loss / passes).backward()", "loss.backward()",
              "tests/test_horovod.py", 1),
-    Mutation("momentum in the layout of its weight", "torch.empty_like(weight).copy_(", "(",
-             RESUME, 7),
     # 06
     Mutation("the processes in the rank", 'int(env["SLURM_PROCID"]) * procs',
              'int(env["SLURM_PROCID"])', RANKS, 1),

@@ -153,8 +153,11 @@ def test_killed_at_any_step(
         rank = 0 if chapter == ALONE else draw.randrange(2)
         env = fault(chapter, rank, f"step {step - done}", "kill", tmp_path)
         assert go(chapter, env, tmp_path, *resume).returncode != 0
-        done = (step - 1) // 5 * 5
-        assert not done or load_state(tmp_path / "run/checkpoint.pt")["global_step"] == done
+        done, saved = (step - 1) // 5 * 5, tmp_path / "run/checkpoint.pt"
+        kept = load_state(saved)["global_step"] if saved.exists() else 0
+        # In the first step after a boundary rank 0 may still have been saving.
+        assert kept == done or (rank == 1 and (step, kept) == (done + 1, done - 5))
+        done = kept
     again = go(chapter, env, tmp_path, "--resume", "auto")
     assert again.returncode == 0, again.output
     assert rows(tmp_path / "run", "start")[-1]["resumed_from_step"] == done
@@ -206,6 +209,7 @@ def test_absent_rank(chapter: str, phase: str, tmp_path: Path, fault_table: Faul
     assert result.returncode != 0 and 5 < seconds < 60, f"{seconds:.1f} s\n{result.output}"
     text = result.stdout + result.stderr
     said = [line for line in text.splitlines() if re.search(WAITED, line)]
+    said.sort(key=lambda line: "[W" in line)  # the error itself before a warning of the same
     assert said and PLACES[phase] in text, result.output
     shown = re.sub(r"^(\[rank\d+\]: ?|\S+: )*", "", said[0].strip())
     fault_table(f"rank 1 absent, {phase}, --dist-timeout 8", chapter, shown[:160], seconds)

@@ -329,6 +329,17 @@ def test_the_curves_are_the_rows(tmp_path: Path) -> None:
     assert drawn_lines(run, "epoch")[0][1][0] == [1, 2], "an eval row ends its epoch"
 
 
+def test_single_first_steps_are_not_drawn() -> None:
+    """A row of one step among rows of many; not where all rows are of one."""
+
+    def kept(*steps: int) -> list[int]:
+        return [row["step"] for row in plot.many_steps([{"step": step} for step in steps])]
+
+    assert kept(1, 4, 8, 9, 12) == [4, 8, 12]
+    assert kept(1, 2, 3) == [1, 2, 3]
+    assert kept(1) == [1] and kept() == []
+
+
 def test_many_points_are_drawn_bare_and_smoothed(tmp_path: Path) -> None:
     rows = [train(step, shift=0.3 * (-1) ** step) for step in range(1, 201)]
     run = run_log.read_run(write_run(tmp_path, start(), *rows))

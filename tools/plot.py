@@ -11,6 +11,7 @@ is drawn anew each time; several runs have no folder of their own, so they need 
 import argparse
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +108,14 @@ def points(run: Run, rows: list[Event], name: str, x: str) -> Points:
     return epochs_done(run, steps) if x == "epoch" else steps, [row[name] for row in rows]
 
 
+def many_steps(rows: list[Event]) -> list[Event]:
+    """The train rows without those of a single step among longer ones, as each epoch begins with:
+    the mean over one batch stands for little, and would make the curve jump."""
+    lengths = [b["step"] - a["step"] for a, b in pairwise([{"step": 0}, *rows])]
+    longest = max(lengths, default=1)
+    return [r for r, n in zip(rows, lengths, strict=True) if n != 1 or longest == 1] or rows
+
+
 def smooth(values: list[float], window: int) -> list[float]:
     """The centred moving average; towards both ends the window shrinks to a quarter.
 
@@ -183,7 +192,7 @@ def draw(runs: list[Run], names: list[str], x: str, title: str | None) -> "Figur
     for run, color in zip(runs, colors, strict=True):
         eval_color = COLORS[1] if alone else color
         for axes, name in ((loss_axes, "loss"), (accuracy_axes, "acc1")):
-            draw_train(axes, points(run, run.train, name, x), color, alone)
+            draw_train(axes, points(run, many_steps(run.train), name, x), color, alone)
             draw_eval(axes, points(run, run.eval, name, x), eval_color)
         draw_eval(accuracy_axes, points(run, run.eval, "acc5", x), eval_color, light=True)
     decorate(loss_axes, "Loss", x)
