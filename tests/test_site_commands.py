@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import sys
-from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
@@ -30,13 +29,22 @@ PROGRAM = re.compile(r"(?:\./)?(0[1-9]_\w+)/(\w+)\.(py|sbatch)")
 SMALL = ["--synthetic", "40", *TINY, "--epochs", "1"]
 
 
-def parser_of(folder: str, name: str) -> ArgumentParser:
-    """That of the program; a job file hands its arguments to main.py."""
+def parse(folder: str, name: str, words: list[str]) -> None:
+    """By the program's own parser; a job file hands its arguments to main.py."""
     path = ROOT / folder / f"{name if (ROOT / folder / f'{name}.py').is_file() else 'main'}.py"
     spec = importlib.util.spec_from_file_location(f"page_{folder}_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.build_parser()
+    sys.modules.pop("main", None)  # elastic.py imports the main.py beside it
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+        sys.modules.pop("main", None)
+    if name == "elastic":
+        module.parse_args(words)
+    else:
+        module.build_parser().parse_args(words)
 
 
 def mistake(command: Command) -> str | None:
@@ -55,9 +63,9 @@ def mistake(command: Command) -> str | None:
                 get_args_parser().parse_args(command.words[1:])
             words = command.words[at[0] + 1 :]
             if not {"-h", "--help"} & set(words):
-                parser_of(match[1], match[2]).parse_args(words)
-    except SystemExit:
-        return said.getvalue().strip().splitlines()[-1]
+                parse(match[1], match[2], words)
+    except SystemExit as error:
+        return (said.getvalue().strip() or str(error)).splitlines()[-1]
     return ""
 
 
@@ -110,8 +118,9 @@ def test_marked_commands_run(command: Command, tmp_path: Path) -> None:
     chapter = next((m[1] for m in map(PROGRAM.fullmatch, words) if m), None)
     if chapter == HOROVOD and importlib.util.find_spec("horovod") is None:
         pytest.skip("needs Horovod: PYTHON=python bash 05_horovod/install.sh")
-    cluster = shared_cluster() if chapter == SLURM else None
-    if chapter == SLURM and cluster is None:
+    needs_slurm = chapter == SLURM or words[0] in ("srun", "sbatch")
+    cluster = shared_cluster() if needs_slurm else None
+    if needs_slurm and cluster is None:
         pytest.skip("needs Slurm as root: sudo tools/mini_slurm.sh install")
     for name in [*CHAPTERS, "docs", "tools"]:
         (tmp_path / name).symlink_to(ROOT / name)
