@@ -284,7 +284,7 @@ def observe_sync_bn(chapter: str, argv: list[str], cwd: Path) -> dict:
     module = load_chapter(chapter)
     refusal = observe(chapter, argv, cwd)["exit"]
     args, model = module.build_parser().parse_args(argv), Tiny()
-    bare = lambda model, *_: model  # noqa: E731
+    bare = lambda model, **_: model  # noqa: E731
     with (
         mock.patch("torch.nn.parallel.DistributedDataParallel", bare),
         mock.patch("horovod.torch.broadcast_parameters") if HOROVOD == chapter else nothing(),
@@ -443,7 +443,7 @@ SHARED_CHANGES = {
     "--warmup-epochs": Change(
         # Half-way through the warm-up of 4 steps, and over it; without, it falls from the start.
         ["--warmup-epochs", "1"], RATES,
-        lambda a, b: b[0][0] == pytest.approx(0.1 * 8 / 256 / 2) and b[0] < b[1] and a[0] > a[1],
+        lambda a, b: b[1][0] == pytest.approx(0.1 * 8 / 256 / 2) and b[1] < b[2] and a[0] > a[1],
     ),
     "--weight-decay": Change(["--weight-decay", "1"], squares, operator.gt),
     "--label-smoothing": Change(
@@ -533,7 +533,7 @@ OWN_CHANGES = {
     ),
     "--clip-grad": Change(["--clip-grad", "1e-3"], squares, operator.ne),
     "--loss-scale": Change(
-        ["--loss-scale", "1024"], events_of("train", "loss_scale"), [(1024.0,)] * 4,
+        ["--loss-scale", "1024"], events_of("train", "loss_scale"), [(1024.0,)] * 6,
         base=["--amp-dtype", "fp16"],
     ),
     "--fp16-allreduce": Change(
