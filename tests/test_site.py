@@ -15,12 +15,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import markdown
-from playwright.sync_api import Browser, Page
+markdown = pytest.importorskip("markdown", reason="needs requirements-dev.txt")
+pytest.importorskip("playwright", reason="needs requirements-dev.txt")
+from playwright.sync_api import Browser, Page  # noqa: E402
 
-from tools.site import check_built, check_twins, shots
-from tools.site.diffs import hunks
-from tools.site.source import SiteError, Source, read
+from tools.site import check_built, check_twins, shots  # noqa: E402
+from tools.site.diffs import hunks  # noqa: E402
+from tools.site.source import SiteError, Source, read  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 MERMAID = ROOT / "docs/assets/javascripts/mermaid.min.js"
