@@ -13,7 +13,7 @@ removed its amp and its DistributedDataParallel in May 2025, and tag 25.05 is th
 
 Changed against 02_distributed:
 - --amp-dtype in place of --bf16, and with fp16 a GradScaler: in the step, log and checkpoint;
-- --clip-grad, on gradients that are no longer scaled; the optimizer is one fused kernel;
+- --clip-grad, on gradients that are no longer scaled; --fused-sgd, the optimizer of Apex;
 - --impl apex: amp.initialize, scale_loss, Apex's DistributedDataParallel and SyncBatchNorm;
 - the log counts the steps that were skipped because a gradient overflowed.
 """
@@ -147,9 +147,8 @@ def check_precision(args: Namespace) -> None:
     spec = importlib.util.find_spec("apex")
     refuse_if(spec is None, f"Apex is not installed: {build}")
     # Looked for as files: the import of PyPI's apex, a toolkit for web applications, fails.
-    inside = {
-        p.name for root in spec.submodule_search_locations or [] for p in Path(root).glob("*")
-    }
+    roots = map(Path, spec.submodule_search_locations or [])
+    inside = {path.name for root in roots for path in root.glob("*")}
     foreign = "multi_tensor_apply" not in inside
     refuse_if(foreign, f"this apex is PyPI's, not NVIDIA's: pip uninstall apex; {build}")
     gone = apex and "amp" not in inside

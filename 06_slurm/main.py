@@ -57,9 +57,8 @@ PIXELS = 255 * torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view
 RESUMED = "arch image_size epochs batch_size lr warmup_epochs weight_decay label_smoothing seed"
 STOP_SIGNALS, ASKED_TO_STOP = (signal.SIGUSR1, signal.SIGTERM), []
 STOPPED = 75  # the exit status of a run that was asked to stop: EX_TEMPFAIL, "try again later"
-LEAST = dict(
-    synthetic=4, image_size=8, lr=1e-9, workers=0, seed=0, procs_per_task=0
-)  # else 1, for a float 0
+# The least value of a flag where it is not 1, for a float 0.
+LEAST = dict(synthetic=4, image_size=8, lr=1e-9, workers=0, seed=0, procs_per_task=0)
 
 
 def refuse_if(mistake: object, line: str) -> None:

@@ -1,6 +1,7 @@
 """The least that trains on all GPUs (or two CPU processes) from one `python` command."""
 
 import os
+import socket
 
 import torch
 import torch.distributed as dist
@@ -9,9 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
-def worker(rank: int, world_size: int) -> None:
+def worker(rank: int, world_size: int, port: int) -> None:
     """One process. It starts empty: seeds, devices and data are made here, not in the parent."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -35,4 +36,6 @@ def worker(rank: int, world_size: int) -> None:
 
 if __name__ == "__main__":  # each worker imports this file: without the guard it would spawn too
     processes = torch.cuda.device_count() or 2
-    mp.spawn(worker, (processes,), processes)
+    with socket.create_server(("127.0.0.1", 0)) as free:  # closed again, so rank 0 can listen there
+        port = free.getsockname()[1]
+    mp.spawn(worker, (processes, port), processes)
