@@ -45,7 +45,7 @@ serve: $(VENV)/ready $(MERMAID)  ## the same at http://127.0.0.1:8000, built ane
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
 
 clean:  ## remove the environments, the demo's data, all runs and the built site
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-zensical data runs site
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-zensical data runs site .zensical-i18n
 
 $(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"the pinned torch needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: type make PYTHON=python3.12 $(MAKECMDGOALS)")'

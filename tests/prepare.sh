@@ -9,33 +9,32 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
 
 missing=()
+apt_install() {  # WHAT_FOR PACKAGE...
+    [[ $# -gt 1 ]] || return 0
+    echo "installing ${*:2}"
+    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+        apt-get -qq install --yes --no-install-recommends "${@:2}"; } >/dev/null ||
+        missing+=("${*:2}: $1")
+}
+has_browser() {
+    command -v chromium || command -v chromium-browser || command -v google-chrome
+} >/dev/null
+
 if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
     need=()
     command -v g++ >/dev/null || need+=(g++)
     command -v cmake >/dev/null || need+=(cmake)
     command -v shellcheck >/dev/null || need+=(shellcheck)
-    if [[ ${#need[@]} -gt 0 ]]; then
-        echo "installing ${need[*]}"
-        { apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
-            apt-get -qq install --yes --no-install-recommends "${need[@]}"; } >/dev/null ||
-            missing+=("${need[*]}: the tests that need it")
-    fi
-    browser=()
-    command -v chromium >/dev/null || command -v chromium-browser >/dev/null ||
-        command -v google-chrome >/dev/null || browser+=(chromium)
-    fc-list 2>/dev/null | grep -qi cjk || browser+=(fonts-noto-cjk)
-    if [[ ${#browser[@]} -gt 0 ]]; then
-        echo "installing ${browser[*]}"
-        { apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
-            apt-get -qq install --yes --no-install-recommends "${browser[@]}"; } >/dev/null ||
-            missing+=("${browser[*]}: the documentation in a browser")
-    fi
+    apt_install "the tests that need it" "${need[@]}"
+    need=()
+    has_browser || need+=(chromium)
+    [[ $(fc-list 2>/dev/null) == *CJK* ]] || need+=(fonts-noto-cjk)
+    apt_install "the documentation in a browser" "${need[@]}"
     tools/mini_slurm.sh install || missing+=("Slurm: chapter 06 under srun and sbatch")
 else
     missing+=("Slurm and shellcheck, for which it must be root on Debian or Ubuntu:"
         "chapter 06 under srun and sbatch (it runs under torchrun)")
-    command -v chromium >/dev/null || command -v chromium-browser >/dev/null ||
-        command -v google-chrome >/dev/null ||
+    has_browser ||
         missing+=("Chromium (apt install chromium fonts-noto-cjk): the documentation in a browser")
 fi
 PYTHON=$PYTHON bash 05_horovod/install.sh >/dev/null || missing+=("Horovod: chapter 05")

@@ -1,6 +1,8 @@
 """tools/benchmark.py: its arithmetic, its baseline, what it writes, that it leaves no process."""
 
 import json
+import os
+import signal
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import ROOT, TOOLS, left_behind, run
+from harness import ROOT, TOOLS, alive, finish, kill_all, left_behind, run, start
 
 sys.path.insert(0, str(TOOLS))
 import benchmark
@@ -135,7 +137,7 @@ def test_render_makes_tables_and_charts_from_the_json_alone(tmp_path: Path) -> N
     source.write_text(json.dumps(made_up_result(three_rounds())))
     assert benchmark.main(["--render", str(source)]) == 0
     english, chinese = ((tmp_path / f"RESULT.{x}.md").read_text() for x in ("en", "zh"))
-    assert "1 of 9 runs" not in english and "2 of 9 runs met" in english
+    assert "2 of 9 runs met more than 0.35 CPUs" in english
     assert "| 02 | 15 (5–24) | 1.35 |" in english and "| 02 | 15 (5–24) | 1.35 |" in chinese
     assert [x.count("|") for x in english.split("\n")] == [
         x.count("|") for x in chinese.split("\n")
@@ -162,6 +164,8 @@ MISTAKES = [
     (["--variants", "reference,02 fast"], "'02 fast'"),
     (["--render", "nowhere.json"], "nowhere.json"),
     (["--render", "other.json"], "other.json"),
+    (["--render", "half.json"], "half.json is no benchmark.json of this tool: KeyError('machine')"),
+    (["--chapters", "02", "--variants", "02"], "not both"),
     (["--out", "used"], "used holds a benchmark.json"),
     (["--out", "other.json"], "other.json"),
 ]
@@ -175,6 +179,9 @@ def test_mistakes_end_in_one_line(
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "benchmark.json").write_text("{}")
     (tmp_path / "other.json").write_text('{"format": 2}')
+    half = made_up_result(three_rounds())
+    del half["machine"]
+    (tmp_path / "half.json").write_text(json.dumps(half))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(SystemExit) as ended:
         benchmark.main(
@@ -185,6 +192,33 @@ def test_mistakes_end_in_one_line(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_chapters_of_the_training_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All variants of the chosen chapters, --quick or not; without Horovod, never a silent gap."""
+
+    def chosen(*argv: str) -> list[str]:
+        return benchmark.variants_of(benchmark.parse_args(["--processes", "1", *argv]), False)
+
+    assert chosen("--chapters", "03") == ["reference", "03", "03 spawned"]
+    assert chosen("--quick", "--chapters", "04") == ["reference", "04"]
+    monkeypatch.setattr(benchmark, "HOROVODRUN", Path("nowhere"))
+    assert "04" in chosen() and "05" not in chosen()
+    for argv in (["--chapters", "05"], ["--variants", "05"]):
+        with pytest.raises(SystemExit, match="05 needs Horovod"):
+            chosen(*argv)
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: Any, **__: Any) -> None:
+        path.touch()
+        raise OSError(28, "No space left on device", str(path))
+
+    (tmp_path / "benchmark.json").write_text("old")
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        benchmark_report.save(made_up_result(three_rounds()), tmp_path)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
 PROCESSES = """
 import json, os, sys
 from pathlib import Path
@@ -192,7 +226,8 @@ import benchmark
 burn = "import time\\nwhile time.process_time() < 0.7: pass"
 nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
 lost = "import os, time\\nif os.fork(): time.sleep(300)\\nos.setsid()\\ntime.sleep(300)"
-bad = "import sys; print('first'); sys.exit('02_distributed: error: no such thing')"
+# One write: both copies write into one file, and a line must stay a line.
+bad = "import os; os.write(2, b'first\\\\n02_distributed: error: no such thing\\\\n'); os._exit(1)"
 found = {}
 for name, code in dict(burn=nested, lost=lost, bad=bad).items():
     command = [sys.executable, "-c", code]
@@ -294,4 +329,25 @@ def test_a_whole_run_writes_results_and_leaves_nothing(tmp_path: Path) -> None:
     assert found["summary"]["variants"]["02"]["ratio"]["train"]["n"] == 1
     made = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert made == sorted(["benchmark.json", *benchmark_report.MADE])
+    assert list(temporary.glob("benchmark-*")) == []
+
+
+def test_sigterm_ends_all_that_runs(tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, TOOL, *TINY, "--synthetic", "--variants", "02", "--out", "out"]
+    tool = start(command, tmp_path, {"TMPDIR": str(temporary)})
+    try:
+        deadline = time.monotonic() + 60
+        running = 0
+        while running < 2 and time.monotonic() < deadline:  # until a run has begun
+            time.sleep(0.05)
+            begun = list(temporary.glob("benchmark-*/output.txt"))
+            running = len(alive(tool)) if begun else 0
+        os.kill(tool.pid, signal.SIGTERM)
+        result = finish(tool, 30)  # which fails where a process is left
+    finally:
+        kill_all(tool)
+    assert running >= 2 and result.returncode == 1, result.output
+    assert "benchmark: told to end" in result.stderr and "Traceback" not in result.output
     assert list(temporary.glob("benchmark-*")) == []

@@ -1,14 +1,12 @@
 """The cost model behind the page on scaling: its formulas, and that the site shows its numbers."""
 
 import sys
-from pathlib import Path
 
 import pytest
+from harness import ROOT, TOOLS
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import scaling_model as model  # noqa: E402
+sys.path.insert(0, str(TOOLS))
+import scaling_model as model
 
 ASSUME = model.Assumptions()
 NETWORKS = list(model.NETWORKS.values())
@@ -64,6 +62,17 @@ def test_a_step_is_at_least_compute_and_at_least_communication():
 def test_the_site_shows_what_the_model_says(language):
     path = ROOT / f"docs/assets/results/scaling.{language}.md"
     assert path.read_text(encoding="utf-8") == model.tables(language, ASSUME)
+
+
+def test_other_assumptions_are_printed_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(model, "ROOT", tmp_path)
+    model.main(["--least-step-ms", "0"])
+    assert capsys.readouterr().out == model.tables("en", model.Assumptions(least_step_ms=0)) + "\n"
+    for mistake in ("--images-per-second 0", "--local-batch -1", "--least-step-ms nan"):
+        with pytest.raises(SystemExit) as ended:
+            model.main(mistake.split())
+        assert ended.value.code == 2 and mistake in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_plot(tmp_path):

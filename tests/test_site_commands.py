@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import CHAPTERS, HOROVOD, ROOT, SLURM, TINY, finish, rows, run, start
+from harness import CHAPTERS, HOROVOD, ROOT, SLURM, TINY, finish, load_chapter, rows, run, start
 from slurm import shared_cluster
 from torch.distributed.run import get_args_parser
 
@@ -31,20 +31,18 @@ SMALL = ["--synthetic", "40", *TINY, "--epochs", "1"]
 
 def parse(folder: str, name: str, words: list[str]) -> None:
     """By the program's own parser; a job file hands its arguments to main.py."""
-    path = ROOT / folder / f"{name if (ROOT / folder / f'{name}.py').is_file() else 'main'}.py"
-    spec = importlib.util.spec_from_file_location(f"page_{folder}_{path.stem}", path)
+    if name != "elastic":
+        load_chapter(folder).build_parser().parse_args(words)
+        return
+    path = ROOT / folder / "elastic.py"
+    spec = importlib.util.spec_from_file_location("elastic_of_pages", path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules.pop("main", None)  # elastic.py imports the main.py beside it
-    sys.path.insert(0, str(path.parent))
+    sys.modules["main"] = load_chapter(folder)  # it imports the main.py beside it
     try:
         spec.loader.exec_module(module)
     finally:
-        sys.path.remove(str(path.parent))
-        sys.modules.pop("main", None)
-    if name == "elastic":
-        module.parse_args(words)
-    else:
-        module.build_parser().parse_args(words)
+        del sys.modules["main"]
+    module.parse_args(words)
 
 
 def mistake(command: Command) -> str | None:

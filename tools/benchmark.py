@@ -28,7 +28,6 @@ import contextlib
 import ctypes
 import datetime
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -58,12 +57,15 @@ from benchmark_parts import (
     rotated,
 )
 from run_log import Run, RunLogError, read_run
+from toy_imagenet import usable_cpus
 
 PARTS = ("train", "input", "loop", "collectives", "smoke")
 FLAGS = ("bf16", "compile")
 QUICK_VARIANTS = ["reference", "02", "02 bf16", "03", "03 spawned"]
 # The beginnings of what launchers set: a benchmark inside a job must not be taken for a part of it.
-LAUNCHERS = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC", "GROUP_", "ROLE_", "SLURM_")
+LAUNCHERS = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC", "GROUP_", "ROLE_", "SLURM_",
+             "HOROVOD_", "CPUS_PER_RANK")  # fmt: skip
+HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 
 
 def refuse_if(mistake: object, line: str) -> None:
@@ -165,18 +167,20 @@ def variants_of(args: argparse.Namespace, gpu: bool) -> list[str]:
     """The variants to run, each of them one that can run here."""
     independent = f"{args.processes} x 01"
     numbers = {path.name[:2]: path.name for path in ROOT.glob("0[0-9]_*") if path.is_dir()}
-    horovod = importlib.util.find_spec("horovod") is not None
+    chosen = args.chapters.split(",") if args.chapters else []
+    unknown = set(chosen) - set(numbers)
+    refuse_if(unknown, f"--chapters {args.chapters}: give some of {','.join(sorted(numbers))}")
+    horovod = HOROVODRUN.is_file()
+    without_horovod = "05 needs Horovod: bash 05_horovod/install.sh"
+    refuse_if("05" in chosen and not horovod, without_horovod)
     default = ["reference", "02", "02 bf16", "01", "03", "03 spawned", "04", "05", "06", "07"]
     default += ["02 bf16 compile"] * gpu + [independent] * (args.processes > 1)
-    if args.quick:
+    if args.quick and not chosen:
         default = QUICK_VARIANTS + [independent] * (args.processes > 1)
     if not horovod:
         default = [name for name in default if not name.startswith("05")]
-    if args.chapters:
-        chosen = args.chapters.split(",")
+    if chosen:
         default = [n for n in default if n == "reference" or set(n.split()) & set(chosen)]
-        unknown = set(chosen) - set(numbers)
-        refuse_if(unknown, f"--chapters {args.chapters}: give some of {','.join(sorted(numbers))}")
     names = [name.strip() for name in args.variants.split(",")] if args.variants else default
     for name in names:
         number, *flags = name.split() or [""]
@@ -184,7 +188,7 @@ def variants_of(args: argparse.Namespace, gpu: bool) -> list[str]:
         known |= number in numbers and set(flags) <= set(FLAGS)
         known_names = f"{', '.join(default)}, or a chapter with bf16, compile"
         refuse_if(not known, f"--variants: no {name!r} here: give some of {known_names}")
-        refuse_if(number == "05" and not horovod, "05 needs Horovod: bash 05_horovod/install.sh")
+        refuse_if(number == "05" and not horovod, without_horovod)
     return list(dict.fromkeys(names))
 
 
@@ -218,7 +222,7 @@ def command_of(variant: str, args: argparse.Namespace, work: Path, copy: int = 0
     if number == "03":
         return [sys.executable, script, *words, "--nprocs", world_size]
     if number == "05":
-        horovodrun = [Path(sys.executable).with_name("horovodrun"), "-np", world_size, "--gloo"]
+        horovodrun = [HOROVODRUN, "-np", world_size, "--gloo"]
         return [*horovodrun, "-H", f"localhost:{world_size}", sys.executable, script, *words]
     # 06 too: in torchrun's environment it takes its ranks from there, and needs no Slurm.
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -331,7 +335,6 @@ def measure_input(args: argparse.Namespace, work: Path, result: dict) -> None:
     """The input pipeline, for pictures as large as ImageNet's and for larger ones."""
     for size, count, passes in (((500, 375), 40, 5), ((1600, 1200), 10, 6)):
         name = "x".join(map(str, size))
-        count = min(count, args.pictures)
         pictures = draw_pictures(work / name, count, size, portrait=False)
         folder = image_folder(work / f"folder-{name}", pictures, count, count)
         measured = benchmark_parts.input_pipeline(folder, args.image_size, passes, args.rounds)
@@ -349,7 +352,7 @@ def describe(args: argparse.Namespace, argv: list[str], gpu: bool) -> dict:
     model = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     machine = {"cpu": model[1] if model else platform.machine()}
-    machine |= {"cores": len(os.sched_getaffinity(0)), "memory_gib": round(memory)}
+    machine |= {"cores": usable_cpus(), "memory_gib": round(memory)}
     machine["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
     def git(*words: str) -> str | None:
@@ -397,7 +400,6 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add("--workers", type=int, help="loading processes a rank; the CPUs by --processes")
     add("--data", type=Path, metavar="DIR", help="use some of an ImageNet folder's pictures")
     add("--synthetic", action="store_true", help="no files: images held in memory")
-    add("--pictures", type=int, default=40, help="different ones for --input")
     add("--timeout", type=float, default=600, help="seconds for a run, then it is killed")
     args = parser.parse_args(argv)
     gpus = torch.cuda.device_count()
@@ -409,14 +411,14 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     usual |= {"arch": arch, "batch_size_per_rank": batch_size}
     for name, value in usual.items():
         setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
-    cpus = len(os.sched_getaffinity(0))
     if args.workers is None:
-        args.workers = max(1, min(16, cpus // max(1, args.processes)))
+        args.workers = max(1, min(16, usable_cpus() // max(1, args.processes)))
     least = {"rounds": 1, "steps": 2, "processes": 1, "batch_size_per_rank": 1, "workers": 0}
-    for name, lowest in (least | {"image_size": 8, "pictures": 1, "timeout": 1}).items():
+    for name, lowest in (least | {"image_size": 8, "timeout": 1}).items():
         flag, value = "--" + name.replace("_", "-"), getattr(args, name)
         refuse_if(not lowest <= value < 10**6, f"{flag} {value} is out of range: {lowest} or more")
     refuse_if(args.data and args.synthetic, "give --data DIR or --synthetic, not both")
+    refuse_if(args.chapters and args.variants, "give --chapters or --variants, not both")
     no_gpu = gpus and args.processes > gpus
     refuse_if(no_gpu, f"--processes {args.processes}: this machine has {gpus} GPUs")
     known = args.arch in torchvision.models.list_models(module=torchvision.models)
@@ -431,19 +433,21 @@ def main(argv: list[str] | None = None) -> int:
     default = Path("runs", time.strftime("benchmark-%Y%m%d-%H%M%S"))
     out = args.out or (args.render.parent if args.render else default)
     made = [benchmark_report.JSON_NAME] * (args.render is None) + list(benchmark_report.MADE)
-    taken = next((name for name in made if (out / name).exists()), None)
-    refuse_if(taken and not args.force, f"{out} holds a {taken}: --force or another --out")
+    refuse_if(not args.render and sys.platform != "linux", "it reads /proc: it needs Linux")
     try:
+        taken = next((name for name in made if (out / name).exists()), None)
+        refuse_if(taken and not args.force, f"{out} holds a {taken}: --force or another --out")
         if args.render:
             result = benchmark_report.load(args.render)
         else:
             result = describe(args, argv, gpu)
         out.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
+        refuse_if(not os.access(out, os.W_OK), f"{out} cannot be written to")
+        if not args.render:
+            measure(args, result, out)
+        print(benchmark_report.write(result, out))
+    except (OSError, benchmark_report.NotAResultError) as error:  # a full disk too
         refuse_if(True, str(error))
-    if not args.render:
-        measure(args, result, out)
-    print(benchmark_report.write(result, out))
     failed = [f"{row['variant']}: {row['failed']}" for row in result["runs"] if row["failed"]]
     failed += [f"{r['backend']}: {r['failed']}" for r in result["collectives"] if r["failed"]]
     failed += [f"smoke: {r['failed']}" for r in [result["smoke"]] if r and r["failed"]]

@@ -13,7 +13,7 @@ MADE = ("RESULT.en.md", "RESULT.zh.md", "chart.en.svg", "chart.zh.svg")
 LOADED = 0.35  # CPUs that others kept busy: above it a run's wall figures are not used
 # What a run measures, and whether the load of the machine enters into it.
 WALL, CPU = ("train", "val", "first_step", "data_wait", "wall"), ("memory", "host_memory", "cpu")
-# name, variant or part, against, measure, at least (or at most, negative), in the issue's setting
+# name, variant or part, against, measure, at least (or at most, negative), all in SETTING
 REACH = (
     ("train_fp32", "02", "reference", "train", 1.15),
     ("train_bf16", "02 bf16", "reference", "train", 2.0),
@@ -106,7 +106,7 @@ def summarise(result: dict) -> dict:
 def reach(result: dict, summary: dict, name: str, what: str, against: str, measure: str,
           target: float) -> dict:  # fmt: skip
     """One row of the table of targets: what was measured, and whether it holds, if it can be
-    said: only the issue's own setting can hold or fail."""
+    said: only SETTING can hold or fail."""
     settings = result["settings"]
     as_set = all(settings.get(key) == value for key, value in SETTING.items())
     if what == "input":
@@ -118,7 +118,7 @@ def reach(result: dict, summary: dict, name: str, what: str, against: str, measu
         found = summary["loop"].get(against, {}).get("wall" if gpu else measure)
         as_set |= gpu
     elif what == "smoke":
-        smoke = result.get("smoke")
+        smoke = result["smoke"]
         found, as_set = smoke and not smoke["failed"] and smoke["wall"] or None, True
     else:
         found = ratio(result["runs"], what, against, measure)
@@ -148,13 +148,12 @@ def words_in(language: str) -> dict[str, str]:
     return {key: texts[language] for key, texts in WORDS.items()}
 
 
-def show(value: dict | None, digits: int = 3, factor: float = 1.0, brackets: bool = True) -> str:
+def show(value: dict | None, digits: int = 3, brackets: bool = True) -> str:
     """A median with its range, in so many significant digits."""
     if value is None:
         return "-"
 
     def number(x: float) -> str:
-        x *= factor
         return f"{x:.0f}" if abs(x) >= 10 ** (digits - 1) else f"{x:.{digits}g}"
 
     text = number(value["median"])
@@ -190,7 +189,7 @@ def fragment(result: dict, language: str) -> str:
         images=words[settings["images"]], command=result["command"])]  # fmt: skip
     runs = [run for run in result["runs"] if not run["failed"]]
     if loaded := sum(map(is_loaded, runs)):
-        lines.append(words["loaded"].format(n=loaded, all=len(runs)))
+        lines.append(words["loaded"].format(limit=LOADED, n=loaded, all=len(runs)))
     rows = []
     for name, f in variants.items():
         r = {k: show(v, brackets=False) for k, v in f["ratio"].items()}
@@ -213,7 +212,8 @@ def fragment(result: dict, language: str) -> str:
     rows = []
     for size, f in summary["input"].items():
         levels = f"{f['largest_difference']} / {f['mean_difference']:.3f}"
-        alone = " / ".join(show(f[f"{way} decode"], 3, 1, False) for way in ("PIL", "torchvision"))
+        decoders = (f["PIL decode"], f["torchvision decode"])
+        alone = " / ".join(show(rate, brackets=False) for rate in decoders)
         cells = [show(f["reference"]), show(f["ours"]), show(f["ratio"]) + times, levels, alone]
         rows.append([f"{size}, {f['file_kb']} KB", *cells])
     lines += table(words["input"], rows)
@@ -266,22 +266,38 @@ def chart(result: dict, language: str) -> str:
 # ----------------------------------------------------------------------------------------- files
 
 
+class NotAResultError(Exception):
+    """A file that cannot be rendered; the message is one line, meant for the user."""
+
+
+def made_of(result: dict) -> dict[str, str]:
+    """The files that are made from a result: name -> text."""
+    texts = [make(result, language) for make in (fragment, chart) for language in ("en", "zh")]
+    return dict(zip(MADE, texts, strict=True))
+
+
 def load(path: Path) -> dict:
-    """A result; ValueError where the file is none."""
+    """A result that everything can be made from."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
         if result["format"] != 1:
             raise ValueError("another format")
-        return result | {"summary": summarise(result)}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no {JSON_NAME} of this tool: {error!r:.100}") from None
+        result["summary"] = summarise(result)
+        made_of(result)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        message = f"{path} is no {JSON_NAME} of this tool: {error!r:.100}"
+        raise NotAResultError(message) from None
+    return result
 
 
 def replace(path: Path, text: str) -> None:
     """Write a file so that it is the old one or the new one, whole."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)  # of a full disk
 
 
 def save(result: dict, out: Path) -> None:
@@ -292,7 +308,7 @@ def save(result: dict, out: Path) -> None:
 
 def write(result: dict, out: Path) -> str:
     """Write tables and charts; returns the English tables and where all is."""
-    texts = [fragment(result, "en"), fragment(result, "zh"), chart(result, "en")]
-    for name, text in zip(MADE, [*texts, chart(result, "zh")], strict=True):
+    texts = made_of(result)
+    for name, text in texts.items():
         replace(out / name, text)
-    return f"\n{texts[0]}\n{', '.join(MADE)} are in {out}/"
+    return f"\n{texts[MADE[0]]}\n{', '.join(MADE)} are in {out}/"

@@ -9,6 +9,7 @@ docs/en/scaling.md says where the numbers come from and what the model leaves ou
 """
 
 import argparse
+import importlib.util
 import math
 import warnings
 from dataclasses import dataclass, fields, replace
@@ -206,11 +207,17 @@ def main(argv: list[str] | None = None) -> None:
     for field in fields(Assumptions):
         flag = "--" + field.name.replace("_", "-")
         parser.add_argument(flag, type=field.type, metavar="N", help=f"instead of {field.default}")
-    given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value}
+    given = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
+    for name, value in given.items():
+        free = name == "least_step_ms" and value == 0  # a step may cost nothing but its images
+        if not (0 < value < math.inf or free):
+            parser.error(f"--{name.replace('_', '-')} {value} is not a number above 0")
     assume = replace(Assumptions(), **given)
     if given:
         print(tables("en", assume))
         return
+    if importlib.util.find_spec("matplotlib") is None:
+        raise SystemExit("scaling_model: the plots need matplotlib: pip install matplotlib")
     for language in ("zh", "en"):
         text = tables(language, assume)
         (ROOT / f"docs/assets/results/scaling.{language}.md").write_text(text, encoding="utf-8")

@@ -31,12 +31,12 @@ class Html(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attrs}
-        self.ids |= {given[name] for name in ("id", "name") if name in given}
+        self.ids |= {given["id"]} if "id" in given else set()
         if tag == "a" and "href" in given:
             self.links.append(given["href"])
         self.fetched += [value for name, value in given.items() if (tag, name) in FETCHED]
         if tag == "link" and set(given.get("rel", "").split()) & FETCHED_LINKS:
-            self.fetched.append(given["href"])
+            self.fetched.append(given.get("href", ""))
         self.fetched += re.findall(r"url\(([^)]+)\)", given.get("style", ""))
 
 
@@ -52,7 +52,7 @@ def problems(site: Path) -> list[str]:
         found += [f"{name}: fetches {url}" for url in page.fetched if re.match(r"(\w+:)?//", url)]
         if path.name == "404.html":  # its links begin at the root of the real address
             continue
-        for link in page.links:
+        for link in page.links + page.fetched:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 continue
@@ -66,7 +66,9 @@ def problems(site: Path) -> list[str]:
                 if unquote(parts.fragment) not in pages[target].ids:
                     found.append(f"{name}: {link} has no such place")
     for path in sorted(site.rglob("*.css")):
-        for url in re.findall(r"(?:url\(|@import\s+)[\"']?((?:\w+:)?//[^\"')]+)", path.read_text()):
+        for url in re.findall(
+            r"(?:url\(|@import\s+)[\"']?((?:\w+:)?//[^\"')]+)", path.read_text("utf-8")
+        ):
             found.append(f"{path.relative_to(site)}: fetches {url}")
     return found
 

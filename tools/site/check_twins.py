@@ -71,7 +71,7 @@ def read_page(text: str) -> Page:
     page = Page()
     lines = text.splitlines()
     start = 0
-    if lines[:1] == ["---"]:
+    if lines[:1] == ["---"] and "---" in lines[1:]:
         start = lines.index("---", 1) + 1
         page.forms += [line for line in lines[1:start] if line.startswith("hide:")]
     fence: Fence | None = None
@@ -94,7 +94,7 @@ def read_page(text: str) -> Page:
                 page.mistakes.append(f"line {number}: no id: write {line.strip()} {{#id}}")
             page.headings.append(f"{heading[1]} {{#{found[1] if found else ''}}}")
         elif re.match(r" *(@(code|file|diff|compare|table)\b|///|\[TOC\])", line):
-            page.forms.append(without_language(re.sub(r'title="[^"]*"', "", line).strip()))
+            page.forms.append(without_language(line.strip()))
         for target in LINK.findall(re.sub(r"`[^`]*`", "", line)):
             if not re.match(r"[a-z]+:", target):
                 page.links[without_language(target)] += 1

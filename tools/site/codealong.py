@@ -113,8 +113,8 @@ class CodeAlong(Preprocessor):
         return f"{self.repo}/blob/main/{path}{lines}"
 
     def code(self, line: Line) -> str:
-        usage = 'FILE NAME ["text" [.. "text"]] {hl="text" long="1" title="..."}'
-        line.check(usage, 2, 5, {"hl", "long", "link", "title"})
+        usage = 'FILE NAME ["text" [.. "text"]] {hl="text" long="1"}'
+        line.check(usage, 2, 5, {"hl", "long"})
         path, selector, *texts = line.words
         source = read(path)
         to = ".." in texts
@@ -122,7 +122,6 @@ class CodeAlong(Preprocessor):
         after = texts[texts.index("..") + 1 :] if to else []
         if len(before) > 1 or len(after) > 1 or any(t[0] not in "\"'" for t in before + after):
             raise SiteError(f"write @code {usage}")
-        selector = "-" if selector == "module" else selector
         first, last = (t[0][1:-1] if t else None for t in (before, after))
         part = source.part(selector, first, last, to=to)
         if len(part) > MOST_LINES and "long" not in line.options:
@@ -133,11 +132,8 @@ class CodeAlong(Preprocessor):
         return self.listing(source, part, line.options)
 
     def file(self, line: Line) -> str:
-        line.check("FILE", 1, 1, {"hl", "long", "lang", "title"})
+        line.check("FILE", 1, 1, {"hl", "long"})
         source = read(line.words[0])
-        if "lang" in line.options:
-            source = Source(source.path, source.text)  # not the one that others share
-            source.recolour(line.options["lang"][0])
         part = range(1, len(source.lines) + 1)
         if len(part) > MOST_FILE_LINES and "long" not in line.options:
             raise SiteError(f"{len(part)} lines: @code takes a part of it")
@@ -159,14 +155,13 @@ class CodeAlong(Preprocessor):
             lines.append(f'<span class="ln{" hll" * (n in marked)}" data-l="{n}">{html}</span>')
         whole = part == range(1, len(source.lines) + 1)
         numbers = f"{part.start}–{part.stop - 1}" if len(part) > 1 else str(part.start)
-        title = escape(options.get("title", [source.path])[0])
         where = "" if whole else f' <span class="cb-lines">{numbers}</span>'
         url = self.link(source.path, None if whole else part)
         digits, newline = len(str(part.stop - 1)), "\n"
         # data-search-exclude: seven chapters share most lines; the index would be full of them.
         return (
             f'<figure class="cb" data-search-exclude style="--digits:{digits}"><figcaption>'
-            f'<a href="{url}" title="{escape(source.path)}">{title}{where}</a></figcaption>'
+            f'<a href="{url}">{escape(source.path)}{where}</a></figcaption>'
             f'<div class="language-{source.language} highlight"><pre><code>{newline.join(lines)}'
             "\n</code></pre></div></figure>"
         )
@@ -227,10 +222,7 @@ class ShortCode(Treeprocessor):
         for parent in root.iter():
             for child in parent:
                 if child.tag == "code" and parent.tag != "pre":
-                    text = child.text or ""
-                    if match := HTML_PLACEHOLDER_RE.fullmatch(text):  # what highlighting put aside
-                        text = str(self.md.htmlStash.rawHtmlBlocks[int(match[1])])
-                    if 0 < len(text) <= self.LONGEST and len(child) == 0:
+                    if 0 < len(child.text or "") <= self.LONGEST and len(child) == 0:
                         child.set("class", f"{child.get('class', '')} nb".strip())
 
 

@@ -15,10 +15,14 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 package=$work/mermaid-$version.tgz
 if command -v npm >/dev/null; then
-    (cd "$work" && npm pack --silent "mermaid@$version" >/dev/null) || true
+    # Without a network npm would try again for minutes.
+    (cd "$work" && npm pack --silent --fetch-retries=0 "mermaid@$version" >/dev/null) || true
 fi
-[[ -s $package ]] || curl --fail --silent --show-error --location --output "$package" \
-    "https://registry.npmjs.org/mermaid/-/mermaid-$version.tgz"
+url=https://registry.npmjs.org/mermaid/-/mermaid-$version.tgz
+[[ -s $package ]] ||
+    curl --fail --silent --show-error --location --connect-timeout 30 --max-time 300 \
+        --output "$package" "$url" ||
+    { echo "cannot get mermaid $version: it takes npm or curl, and a way to $url" >&2; exit 1; }
 tar -xzf "$package" -C "$work" package/dist/mermaid.min.js
 right "$work/package/dist/mermaid.min.js" ||
     { echo "mermaid $version is not the file it was: expected sha256 $sum" >&2; exit 1; }

@@ -61,6 +61,8 @@ def settle(page: Page) -> None:
 
 
 def main(folder: str, *pages: str) -> None:
+    if not chromium():
+        sys.exit("there is no Chromium: apt install chromium fonts-noto-cjk")
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     with served(ROOT / "site") as address, browser() as started:
@@ -69,7 +71,8 @@ def main(folder: str, *pages: str) -> None:
                 size = {"width": width, "height": 900}
                 page = started.new_page(viewport=size, color_scheme=scheme, device_scale_factor=1)
                 for name in pages or PAGES:
-                    page.goto(address + name)
+                    if not page.goto(address + name).ok:
+                        sys.exit(f"site/ has no page {name!r}: make site")
                     settle(page)
                     short = name.strip("/").replace("/", "-") or "home"
                     file = target / f"{short}-{width}-{scheme}.png"
@@ -79,4 +82,4 @@ def main(folder: str, *pages: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*(sys.argv[1:] or ["shots"]))
+    main(*(sys.argv[1:] or sys.exit(__doc__)))

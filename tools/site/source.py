@@ -101,11 +101,6 @@ class Source:
         self.tree = ast.parse(self.text) if suffix == ".py" else None
         self.tokens = coloured(self.text, self.language)
 
-    def recolour(self, language: str) -> None:
-        """For a file whose name does not tell its language."""
-        self.language = language
-        self.tokens = coloured(self.text, language)
-
     def definitions(self) -> dict[str, ast.AST]:
         """Every function and class by its dotted name."""
         found: dict[str, ast.AST] = {}
