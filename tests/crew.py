@@ -122,9 +122,10 @@ class Crew:
     def _hire(self, count: int) -> None:
         context = multiprocessing.get_context("spawn")
         before = dict(os.environ)
-        os.environ.clear()
         # A crew has three ranks on any machine, so it stays on the CPU.
-        os.environ.update(clean_environment() | {"CUDA_VISIBLE_DEVICES": ""})
+        environment = clean_environment() | {"CUDA_VISIBLE_DEVICES": ""}
+        os.environ.clear()
+        os.environ.update(environment)
         try:
             while len(self.members) < count:
                 ours, theirs = context.Pipe()

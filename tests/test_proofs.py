@@ -16,10 +16,11 @@ pytestmark = pytest.mark.proof
 
 
 @pytest.mark.parametrize("chapter", [c for c in CHAPTERS if c != "01_dataparallel"])
-def test_a_hundred_exits(chapter: str, tmp_path: Path) -> None:
+def test_many_exits(chapter: str, tmp_path: Path) -> None:
     """A job that has done its work also ends: no hang and no abort on the way out. That is a race
-    between gloo's threads and Python's end, so once proves nothing."""
-    for number in range(100):
+    between gloo's threads and Python's end, so once proves nothing; chapters end by the same code.
+    (Forks of a process that has imported torch are faster, and do not show the race.)"""
+    for number in range(20 if chapter == "02_distributed" else 10):
         argv = ["--synthetic", 16, *TINY, "--epochs", 1, "--output-dir", f"run{number}"]
         result = launch(chapter, argv, tmp_path, timeout=120)
         assert result.returncode == 0, f"run {number}\n{result.output}"
@@ -35,14 +36,17 @@ def normed(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_hundreds_of_loader_workers(chapter: str, crew: Crew, tmp_path: Path) -> None:
     """A loader's worker is a fork of a process in which gloo's, or Horovod's, threads run. Where
-    one of them holds a lock of Python at that moment, the worker waits for it for ever."""
-    argv = ["--synthetic", "16", "--image-size", "8", "--batch-size", "8", "--epochs", "150"]
-    argv += ["--workers", "1", "--output-dir", str(tmp_path)]
+    one of them holds a lock of Python at that moment, the worker waits for it for ever: about once
+    in 300 epochs, where nothing is done against it (2 cores). So 02 has 1500 of them."""
     ranks = 1 if chapter == "01_dataparallel" else 2
-    patches = {"build_model": normed}
-    answers = crew.run(call_main, chapter, argv, patches, world_size=ranks, timeout=200)
-    assert [answer["exit"] for answer in answers] == [None] * ranks
-    assert len(rows(tmp_path, "eval")) == 150
+    for number in range(10 if chapter == "02_distributed" else 1):
+        folder = tmp_path / str(number)
+        argv = ["--synthetic", "16", "--image-size", "8", "--batch-size", "8", "--epochs", "150"]
+        argv += ["--workers", "1", "--output-dir", str(folder)]
+        patches = {"build_model": normed}
+        answers = crew.run(call_main, chapter, argv, patches, world_size=ranks, timeout=200)
+        assert [answer["exit"] for answer in answers] == [None] * ranks
+        assert len(rows(folder, "eval")) == 150
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

@@ -304,6 +304,42 @@ def test_pages_match() -> None:
     assert check_twins.problems(DOCS) == []
 
 
+READMES = {"zh": ("README.zh-CN.md", ""), "en": ("README.md", "en/")}
+
+
+def readme_links(language: str, text: str) -> list[str]:
+    """Where a README leads to: pages by their address in its language, files by their path; what
+    is not there has a ! before it."""
+    url = re.search(r"^site_url: (\S+)", (ROOT / "mkdocs.yml").read_text(), re.M)[1]
+    found = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        address, _, place = link.removeprefix(url + READMES[language][1]).partition("#")
+        page = DOCS / language / f"{address.strip('/') or 'index'}.md"
+        if link.startswith(url):
+            there = page.is_file() and (not place or f"{{#{place}}}" in page.read_text("utf-8"))
+        else:
+            there = re.match("[a-z]+:", link) or (ROOT / link).exists()
+        found.append(f"{'' if there else '!'}{address}#{place}")
+    return [link for link in found if not link.startswith("README")]  # the other language
+
+
+def test_readmes_and_pages_match() -> None:
+    """Both READMEs lead to the same places, each in its own language, and all of them are there."""
+    texts = {language: (ROOT / name).read_text("utf-8") for language, (name, _) in READMES.items()}
+    ours, theirs = (readme_links(language, texts[language]) for language in READMES)
+    assert ours == theirs
+    assert [link for link in ours if link.startswith("!")] == []
+    assert {f"{name}/#" for name in NAMES if name.startswith("chapters/")} <= set(ours)
+    wrong = texts["en"].replace("en/faq/", "faq/").replace("#imagenet", "#gone")
+    wrong = wrong.replace("(LICENSE)", "(LICENCE)")
+    lost = [link.rstrip("#") for link in readme_links("en", wrong) if link.startswith("!")]
+    assert [re.sub(r"https://[^/]+/", "", link) for link in lost] == [
+        "!getting-started/#gone",
+        "!faq/",
+        "!LICENCE",
+    ]
+
+
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_chapter_headings(chapter: str) -> None:
     page = check_twins.read_page((DOCS / "zh/chapters" / f"{chapter}.md").read_text())

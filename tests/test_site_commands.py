@@ -1,5 +1,6 @@
 """The commands on the pages: each is understood by the program that it starts, and those marked
-``` { .bash .run } are run, in both languages the same ones (test_site.py)."""
+``` { .bash .run } are run, in both languages the same ones (test_site.py). And the flags that the
+reference lists."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools.site.check_twins import Command, commands
 
+HUB = "02_distributed"
 ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 PAGES = sorted((ROOT / "docs").glob("*/**/*.md"))
 LAUNCHERS = ("python", "python3", "torchrun", "horovodrun", "srun", "sbatch")
@@ -71,6 +73,24 @@ def mistake(command: Command) -> str | None:
 def test_commands_parse(page: Path) -> None:
     found = {c.line: mistake(c) for c in commands(page.read_text(encoding="utf-8"))}
     assert {line: wrong for line, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.parametrize("language", ["zh", "en"])
+def test_reference_has_every_flag(language: str) -> None:
+    """In the parsers' order: what all chapters share, then each one's own; with the defaults that
+    are the same on every machine."""
+    text = (ROOT / "docs" / language / "reference.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(--[\w-]+)[^|]* \| ([^|]+) \|", text, re.M))
+    known: dict[str, object] = {}
+    for chapter in [HUB, *CHAPTERS]:
+        for action in load_chapter(chapter).build_parser()._actions[1:]:
+            known.setdefault(action.option_strings[-1], action.default)
+    assert list(listed) == list(known)
+    elsewhere = ("--workers", "--output-dir", "--nprocs")  # of the machine, of the chapter
+    for flag, default in known.items():
+        if default is not None and default is not False and flag not in elsewhere:
+            value = default if isinstance(default, str) else f"{default:g}"
+            assert listed[flag] == f"`{value}`", flag
 
 
 @pytest.mark.parametrize("language", ["zh", "en"])
