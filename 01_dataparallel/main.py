@@ -4,6 +4,8 @@ Read it to understand it, and start new work with 02_distributed. In every step 
 copies the model from the first GPU to the others, scatters the images and gathers the logits,
 all from the threads of one Python interpreter: the first GPU fills up first, the others wait.
 Without two GPUs nothing is wrapped: this is then the plain single-process training.
+Line by line: https://pytorch-multi-gpu-cookbook.github.io/en/chapters/01_dataparallel/
+In Chinese:   https://pytorch-multi-gpu-cookbook.github.io/chapters/01_dataparallel/
 
     # generated images, on whatever is there; ImageNet on all GPUs; on two of them
     python 01_dataparallel/main.py --synthetic --arch resnet18 --image-size 64 --batch-size 64

@@ -2,6 +2,8 @@
 
 Use it for any training that one GPU is too slow for, on one machine or many. Not for a model
 that does not fit into one GPU: every process holds a whole copy of it.
+Line by line: https://pytorch-multi-gpu-cookbook.github.io/en/chapters/02_distributed/
+In Chinese:   https://pytorch-multi-gpu-cookbook.github.io/chapters/02_distributed/
 
     # two processes on generated images; all GPUs of a machine; two machines (same line on both)
     torchrun --standalone --nproc-per-node 2 02_distributed/main.py --synthetic --epochs 3 \\

@@ -2,6 +2,8 @@
 
 Use it where one `python` command must start everything: tests, tools, a demo in one file. For real
 training take 02_distributed: torchrun also restarts, names the rank that failed and keeps logs.
+Line by line: https://pytorch-multi-gpu-cookbook.github.io/en/chapters/03_multiprocessing/
+In Chinese:   https://pytorch-multi-gpu-cookbook.github.io/chapters/03_multiprocessing/
 
     # two processes on generated images; all GPUs of a machine; two machines, this is the first
     python 03_multiprocessing/main.py --synthetic --nprocs 2 --epochs 3 \\

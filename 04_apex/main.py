@@ -3,6 +3,8 @@
 Use it on any GPU with fast 16-bit arithmetic: bf16 where the GPU has it (since Ampere), fp16 with
 loss scaling elsewhere. Take --impl apex only to go on with code that was written for it: Apex
 removed its amp and its DistributedDataParallel in May 2025, and tag 25.05 is the last with them.
+Line by line: https://pytorch-multi-gpu-cookbook.github.io/en/chapters/04_apex/
+In Chinese:   https://pytorch-multi-gpu-cookbook.github.io/chapters/04_apex/
 
     # two processes on generated images; all GPUs in bf16 (or --amp-dtype fp16); the same by Apex
     torchrun --standalone --nproc-per-node 2 04_apex/main.py --synthetic --epochs 3 \\

@@ -3,6 +3,8 @@
 Use it where Horovod is what you have: code written for it, or a cluster set up for it. For new
 work take 02_distributed: Horovod's last release (0.28.1) is of 2023 and needs 05_horovod/install.sh
 to build for today's torch. Its idea, an optimizer that averages, is still the shortest way there.
+Line by line: https://pytorch-multi-gpu-cookbook.github.io/en/chapters/05_horovod/
+In Chinese:   https://pytorch-multi-gpu-cookbook.github.io/chapters/05_horovod/
 
     # two processes on generated images; four GPUs of a machine; two machines, from the first one
     horovodrun -np 2 -H localhost:2 --gloo python 05_horovod/main.py --synthetic --epochs 3 \\

@@ -2,6 +2,8 @@
 
 Use it on a cluster that Slurm runs. It asks Slurm who it is, so nothing is typed twice, and when
 it is told that its time is up it saves in the middle of the epoch and goes on after the requeue.
+Line by line: https://pytorch-multi-gpu-cookbook.github.io/en/chapters/06_slurm/
+In Chinese:   https://pytorch-multi-gpu-cookbook.github.io/chapters/06_slurm/
 
     # one task per GPU; one task per node, which starts a process per GPU; CPUs, on generated images
     # (-K: when one task dies, Slurm ends the others, instead of letting them wait)

@@ -1,8 +1,9 @@
 """Evaluate on all ranks and still get the exact number, and what else can be known from it.
 
 Use its evaluation wherever a reported accuracy must be right: for any number of images and ranks
-it equals that of a single process. It also counts who was mistaken for whom, and can write down
-every prediction. Training is that of 02_distributed; a checkpoint of any chapter can be evaluated.
+it equals that of a single process. A checkpoint of any chapter can be evaluated.
+Line by line: https://pytorch-multi-gpu-cookbook.github.io/en/chapters/07_dist_eval/
+In Chinese:   https://pytorch-multi-gpu-cookbook.github.io/chapters/07_dist_eval/
 
     # train and evaluate; evaluate any checkpoint; see what the usual way would have reported
     torchrun --standalone --nproc-per-node 2 07_dist_eval/main.py --synthetic 1300 --epochs 3 \\
@@ -11,8 +12,7 @@ every prediction. Training is that of 02_distributed; a checkpoint of any chapte
         --evaluate --resume runs/02_distributed/best.pt --save-predictions predictions.csv
 
 Changed against 02_distributed:
-- evaluate sums a confusion matrix over the ranks; all accuracies but top-5 are read from it;
-- confusion.csv and per_class.csv in --output-dir, for the last evaluation of a run;
+- evaluate sums a confusion matrix over the ranks, for all accuracies but top-5 and two CSV files;
 - --save-predictions: every image once, in the order of the data set, gathered from all ranks;
 - --compare-naive: the padded sampler and the mean of means, and how far off they are.
 """
