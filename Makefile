@@ -54,7 +54,8 @@ $(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
 	touch $@
 
 # What is not a Python package: Slurm, Horovod and the compilers that it is built with.
-$(VENV)/ready-for-tests: $(VENV)/ready tests/prepare.sh 05_horovod/install.sh tools/mini_slurm.sh
+$(VENV)/ready-for-tests: $(VENV)/ready $(VENV)-zensical/ready tests/prepare.sh \
+		05_horovod/install.sh tools/mini_slurm.sh
 	PYTHON=$(RUN) bash tests/prepare.sh
 	touch $@
 
