@@ -290,7 +290,8 @@ def compare_training(args: argparse.Namespace, work: Path, result: dict, keep) -
         else:
             pictures = draw_pictures(work / "pictures", min(128, total), (500, 375), portrait=True)
         for name, count in sizes.items():
-            image_folder(work / name, pictures, count, max(1, count * 2 // 5))
+            # As many for validation, which has to start its workers: a smaller share of it.
+            image_folder(work / name, pictures, count, count)
     variants = result["settings"]["variants"]
     if "03 spawned" in variants:
         text = (ROOT / "03_multiprocessing" / "main.py").read_text()
