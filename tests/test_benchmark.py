@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -147,6 +148,11 @@ def test_render_makes_tables_and_charts_from_the_json_alone(tmp_path: Path) -> N
         drawing = ElementTree.parse(tmp_path / f"chart.{language}.svg").getroot()
         texts = ["".join(x.itertext()) for x in drawing.iter("{http://www.w3.org/2000/svg}text")]
         assert title in texts[0] and "02 bf16" in texts and any("×1.35" in x for x in texts)
+    for language in ("en", "zh"):
+        parts = (tmp_path / f"SUMMARY.{language}.md").read_text().split("<!-- ")
+        rows = {p[:3].strip(" -"): re.findall(r"^\| ([\w ]+) \| [\d-]", p, re.M) for p in parts[1:]}
+        assert rows["all"] == ["reference", "02", "02 bf16"] and "| 02 | 15 | 1.35 |" in parts[1]
+        assert rows["02"] == rows["all"] and len(rows) == 2
     before = (tmp_path / "RESULT.en.md").read_text()
     with pytest.raises(SystemExit, match="holds a RESULT.en.md: --force"):
         benchmark.main(["--render", str(source)])

@@ -10,7 +10,7 @@
     python tools/benchmark.py --render docs/assets/results/NAME/benchmark.json --force
 
 Writes benchmark.json (every run, machine, versions, commit, commands), and made from it alone
-RESULT.en.md, RESULT.zh.md, chart.en.svg and chart.zh.svg. Variants of the training comparison:
+RESULT, SUMMARY (.en.md, .zh.md) and chart (.en.svg, .zh.svg). Variants of the training comparison:
 
     reference     tools/benchmark_reference.py, a plain DDP script: what the ratios are to
     02, 02 bf16   a chapter by its number, then its flags: bf16, compile

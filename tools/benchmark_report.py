@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from statistics import median
 from xml.sax.saxutils import escape
@@ -9,7 +10,8 @@ from xml.sax.saxutils import escape
 # key -> language -> text with {places}
 WORDS = json.loads(Path(__file__).with_name("benchmark_words.json").read_text(encoding="utf-8"))
 JSON_NAME = "benchmark.json"
-MADE = ("RESULT.en.md", "RESULT.zh.md", "chart.en.svg", "chart.zh.svg")
+MADE = ("RESULT.en.md", "RESULT.zh.md", "SUMMARY.en.md", "SUMMARY.zh.md", "chart.en.svg",
+        "chart.zh.svg")  # fmt: skip
 LOADED = 0.35  # CPUs that others kept busy: above it a run's wall figures are not used
 # What a run measures, and whether the load of the machine enters into it.
 WALL, CPU = ("train", "val", "first_step", "data_wait", "wall"), ("memory", "host_memory", "cpu")
@@ -234,6 +236,30 @@ def fragment(result: dict, language: str) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def summary_parts(result: dict, language: str) -> str:
+    """A narrow table of rates as Markdown, in parts that a page takes one of by its name: `all`,
+    and for each chapter, by its number, its rows and the reference's."""
+    words, variants = words_in(language), result["summary"]["variants"]
+    settings, machine = result["settings"], result["machine"]
+    rows = {}
+    for name, f in variants.items():
+        r = {k: show(v, brackets=False) for k, v in f["ratio"].items()}
+        rows[name] = [name, show(f["train"], brackets=False), r["train"]]
+        rows[name] += [show(f["val"], brackets=False), r["val"]]
+    caption = words["summary"].format(
+        **{k: settings[k] for k in ("processes", "arch", "rounds")},
+        size=settings["image_size"], batch=settings["batch_size_per_rank"],
+        device=(*dict.fromkeys(machine["gpus"]), machine["cpu"])[0], cores=machine["cores"],
+        torch=result["versions"]["torch"], date=result["date"][:10])  # fmt: skip
+    numbers = sorted(set(re.findall(r"\b0\d\b", " ".join(rows))))
+    text = ""
+    for part in ("all", *numbers):
+        own = [row for name, row in rows.items() if part in ("all", *name.split())]
+        own = own if part == "all" else [rows[n] for n in ("reference",) if n in rows] + own
+        text += "\n".join([f"<!-- {part} -->", *table(words["narrow"], own), caption, "", ""])
+    return text
+
+
 # ----------------------------------------------------------------------------------------- chart
 
 
@@ -272,7 +298,8 @@ class NotAResultError(Exception):
 
 def made_of(result: dict) -> dict[str, str]:
     """The files that are made from a result: name -> text."""
-    texts = [make(result, language) for make in (fragment, chart) for language in ("en", "zh")]
+    makers = (fragment, summary_parts, chart)
+    texts = [make(result, language) for make in makers for language in ("en", "zh")]
     return dict(zip(MADE, texts, strict=True))
 
 
