@@ -28,7 +28,7 @@ proof: $(VENV)/ready $(VENV)/ready-for-tests  ## the long proofs, then every pro
 faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, written to tests/FAULTS.md
 	$(RUN) -m pytest tests/test_faults.py tests/test_faults_data.py --write-faults $(ARGS)
 
-bench: $(VENV)/ready  ## the chapters against a plain DDP script, a bare loop and PIL: under 10 minutes
+bench: $(VENV)/ready  ## the chapters against a plain DDP script, a bare loop and PIL, in short
 	$(RUN) tools/benchmark.py --quick $(ARGS)
 
 lint: $(VENV)/ready  ## formatting and static checks

@@ -394,12 +394,15 @@ def test_zensical_builds_the_same_pages(site: Path, tmp_path: Path) -> None:
         command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=300
     )
     assert result.returncode == 0, result.stdout + result.stderr
+    shown = 0
     for path in site.rglob("index.html"):
         made, wanted = (
             re.findall(r'data-l="\d+">(.*)', (root / path.relative_to(site)).read_text())
             for root in (tmp_path / "site", site)
         )
         assert made == wanted, path
+        shown += len(made)
+    assert shown > 1000  # lines of code, in both languages
     # Its "../../assets" from a page in the top folder is a browser's "/assets".
     found = check_built.problems(tmp_path / "site")
     assert [line for line in found if " ../../assets/" not in line] == []
@@ -545,7 +548,10 @@ def test_what_goes_wrong_is_found(chromium: Browser, address: str, script: str, 
     opened, wrong = watched(chromium, address)
     opened.goto(address)
     opened.evaluate(f"{script}; 1")
-    opened.wait_for_timeout(500)
+    for _ in range(100):
+        opened.wait_for_timeout(100)
+        if wrong:
+            break
     opened.close()
     assert wrong == [says.format(address)]
 

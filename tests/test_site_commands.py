@@ -14,7 +14,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import CHAPTERS, HOROVOD, ROOT, SLURM, TINY, finish, load_chapter, rows, run, start
+from harness import (
+    CHAPTERS,
+    HOROVOD,
+    ROOT,
+    SLURM,
+    TINY,
+    events,
+    finish,
+    flags_of,
+    load_chapter,
+    run,
+    start,
+)
 from slurm import shared_cluster
 from torch.distributed.run import get_args_parser
 
@@ -83,8 +95,9 @@ def test_reference_has_every_flag(language: str) -> None:
     listed = dict(re.findall(r"^\| `(--[\w-]+)[^|]* \| ([^|]+) \|", text, re.M))
     known: dict[str, object] = {}
     for chapter in [HUB, *CHAPTERS]:
-        for action in load_chapter(chapter).build_parser()._actions[1:]:
-            known.setdefault(action.option_strings[-1], action.default)
+        parser = load_chapter(chapter).build_parser()
+        for flag in flags_of(chapter):
+            known.setdefault(flag, parser.get_default(flag[2:].replace("-", "_")))
     assert list(listed) == list(known)
     elsewhere = ("--workers", "--output-dir", "--nprocs")  # of the machine, of the chapter
     for flag, default in known.items():
@@ -155,7 +168,12 @@ def test_marked_commands_run(command: Command, tmp_path: Path) -> None:
             break
     assert result.returncode == 0, result.output
     if chapter:
-        assert [r for r in tmp_path.glob("runs/*") if rows(r, "end") or rows(r, "eval")]
+        logs = [
+            row for log in tmp_path.glob("runs/*/*.jsonl") for row in events(log.parent, log.name)
+        ]
+        assert {"end", "eval"} & {row["event"] for row in logs}
+        named = set(re.findall(r"`(\w+)`", (ROOT / "docs/en/reference.md").read_text("utf-8")))
+        assert {name for row in logs for name in row} <= named
 
 
 def test_something_is_run() -> None:

@@ -254,8 +254,8 @@ def summary_parts(result: dict, language: str) -> str:
     numbers = sorted(set(re.findall(r"\b0\d\b", " ".join(rows))))
     text = ""
     for part in ("all", *numbers):
-        own = [row for name, row in rows.items() if part in ("all", *name.split())]
-        own = own if part == "all" else [rows[n] for n in ("reference",) if n in rows] + own
+        own = [row for name, row in rows.items() if part in ("all", *name.split())
+               or name == "reference"]  # fmt: skip
         text += "\n".join([f"<!-- {part} -->", *table(words["narrow"], own), caption, "", ""])
     return text
 
