@@ -285,6 +285,20 @@ def test_both_loops_are_timed_in_each_precision(tmp_path: Path) -> None:
     assert modes["fp32"]["bytes_per_image"] > 11e6
 
 
+def test_all_reduce_is_timed_between_real_ranks(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    script = [TOOLS / "benchmark_parts.py", "gloo", tmp_path / "gloo.json"]
+    result = run([*torchrun, "--nproc-per-node", "3", *script], tmp_path, 240)
+    assert result.returncode == 0, result.output
+    found = json.loads((tmp_path / "gloo.json").read_text())
+    assert (found["backend"], found["world_size"]) == ("gloo", 3)
+    rows = {row["bytes"]: row for row in found["rows"]}
+    assert len(rows) == 9 and max(rows) == 100 << 20
+    for size, row in rows.items():  # each of three ranks sends 4/3 of the tensor
+        assert row["bus_bytes_per_second"] == pytest.approx(size * 4 / 3 / row["seconds"])
+    assert rows[4]["seconds"] < rows[100 << 20]["seconds"] / 10
+
+
 def test_the_spawned_variant_can_be_made() -> None:
     assert (ROOT / "03_multiprocessing" / "main.py").read_text().count('"fork"') == 1
 
@@ -338,7 +352,8 @@ def test_a_whole_run_writes_results_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(temporary.glob("benchmark-*")) == []
 
 
-def test_sigterm_ends_all_that_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT] * 3], ids=["term", "int"])
+def test_a_signal_ends_all_that_runs(signals: list[signal.Signals], tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     command = [sys.executable, TOOL, *TINY, "--synthetic", "--variants", "02", "--out", "out"]
@@ -350,10 +365,14 @@ def test_sigterm_ends_all_that_runs(tmp_path: Path) -> None:
             time.sleep(0.05)
             begun = list(temporary.glob("benchmark-*/output.txt"))
             running = len(alive(tool)) if begun else 0
-        os.kill(tool.pid, signal.SIGTERM)
+        for number in signals:  # an impatient Ctrl-C comes again while the first is dealt with
+            os.kill(tool.pid, number)
+            time.sleep(0.005)
         result = finish(tool, 30)  # which fails where a process is left
     finally:
         kill_all(tool)
-    assert running >= 2 and result.returncode == 1, result.output
-    assert "benchmark: told to end" in result.stderr and "Traceback" not in result.output
+    term = signals[0] == signal.SIGTERM
+    assert running >= 2 and result.returncode == (1 if term else 130), result.output
+    assert ("benchmark: told to end" in result.stderr) == term
+    assert "Traceback" not in result.output
     assert list(temporary.glob("benchmark-*")) == []

@@ -458,8 +458,15 @@ def main(argv: list[str] | None = None) -> int:
 
 def measure(args: argparse.Namespace, result: dict, out: Path) -> None:
     """Measure the parts; benchmark.json is written after each, and after each round."""
-    # SIGTERM like Ctrl-C: what runs is killed and the temporary folder removed.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("benchmark: told to end"))
+
+    def stop(signum: int, _frame: object) -> None:
+        """What runs is killed and the temporary folder removed, whoever presses Ctrl-C again."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        raise SystemExit("benchmark: told to end" if signum == signal.SIGTERM else 130)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     # Orphans of the launchers come to us, so their CPU seconds count and no zombie is left.
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
