@@ -34,6 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-faults", action="store_true", help="into tests/FAULTS.md")
+    parser.addoption("--write-outputs", action="store_true", help="of the handbook's examples")
 
 
 @pytest.fixture(scope="session")

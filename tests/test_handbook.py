@@ -1,0 +1,72 @@
+"""Every example of the handbook runs, and prints what its pages show.
+
+`pytest tests/test_handbook.py --write-outputs` writes what was printed beside each example.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from harness import ROOT, run
+
+EXAMPLES = sorted((ROOT / "docs/examples/handbook").glob("*.py"))
+PAGES = sorted(ROOT.glob("docs/??/handbook/*.md"))
+
+
+def command_of(example: Path) -> list[str]:
+    """The line of the docstring that starts it, with this Python."""
+    name = str(example.relative_to(ROOT))
+    lines = [x.strip() for x in ast.get_docstring(ast.parse(example.read_text())).splitlines()]
+    (line,) = [x for x in lines if name in x and x.startswith(("torchrun ", "python "))]
+    launcher, *words = shlex.split(line)
+    module = ["-m", "torch.distributed.run"] if launcher == "torchrun" else []
+    return [sys.executable, *module, *words]
+
+
+def by_rank(text: str) -> list[str]:
+    """Lines of ranks come in any order: those that begin with "rank N", by N; others, first."""
+
+    def rank(line: str) -> int:
+        found = re.match(r"rank (\d+)\b", line)
+        return int(found[1]) if found else -1
+
+    return sorted(text.splitlines(), key=rank)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_example(example: Path, request: pytest.FixtureRequest) -> None:
+    result = run(command_of(example), ROOT, 180)
+    assert result.returncode == 0, result.output
+    printed, shown = by_rank(result.stdout), example.with_suffix(".txt")
+    assert printed, result.output
+    if request.config.getoption("--write-outputs"):
+        shown.write_text("\n".join(printed) + "\n")
+    assert printed == shown.read_text().splitlines(), result.output
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_example_is_shown(example: Path) -> None:
+    """In both languages, with its output; and it is short enough to be read."""
+    name = str(example.relative_to(ROOT))
+    assert 10 <= len(example.read_text().splitlines()) <= (160 if "home_made" in name else 85)
+    for language in ("zh", "en"):
+        text = "\n".join(p.read_text() for p in PAGES if p.parts[-3] == language)
+        assert re.search(rf"^@(file|code) {re.escape(name)}\b", text, re.M), language
+        assert f"@file {name.removesuffix('.py')}.txt" in text, language
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
+def test_sessions_on_pages(page: Path) -> None:
+    """Python sessions (```pycon) of a page, in one namespace, from top to bottom."""
+    blocks = re.findall(r"^ *```pycon\n(.*?)^ *```", page.read_text(), re.S | re.M)
+    test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, page.stem, str(page), 0)
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    said: list[str] = []
+    runner.run(test, out=said.append)
+    assert runner.failures == 0, "".join(said)
