@@ -1,4 +1,4 @@
-"""tools/backend_table.py: what the site shows of the backends is still so, and from its JSON alone."""
+"""tools/backend_table.py: what the site shows of the backends still holds, and is its JSON's."""
 
 from __future__ import annotations
 

@@ -19,14 +19,19 @@ EXAMPLES = sorted((ROOT / "docs/examples/handbook").glob("*.py"))
 PAGES = sorted(ROOT.glob("docs/??/handbook/*.md"))
 
 
-def command_of(example: Path) -> list[str]:
-    """The line of the docstring that starts it, with this Python."""
+def output_of(example: Path, logs: Path) -> str:
+    """What the line of its docstring that starts it prints, with this Python; all of rank 0, then
+    all of rank 1...: on one pipe the lines of two ranks may run into each other."""
     name = str(example.relative_to(ROOT))
     lines = [x.strip() for x in ast.get_docstring(ast.parse(example.read_text())).splitlines()]
     (line,) = [x for x in lines if name in x and x.startswith(("torchrun ", "python "))]
     launcher, *words = shlex.split(line)
-    module = ["-m", "torch.distributed.run"] if launcher == "torchrun" else []
-    return [sys.executable, *module, *words]
+    if launcher == "torchrun":
+        words = ["-m", "torch.distributed.run", "--redirects", "1", "--log-dir", logs, *words]
+    result = run([sys.executable, *words], ROOT, 180, {"PYTHONUNBUFFERED": ""})
+    assert result.returncode == 0, result.output
+    written = sorted(logs.rglob("attempt_0/*/stdout.log"), key=lambda path: int(path.parts[-2]))
+    return result.stdout + "".join(path.read_text() for path in written)
 
 
 def by_rank(text: str) -> list[str]:
@@ -40,14 +45,12 @@ def by_rank(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example(example: Path, request: pytest.FixtureRequest) -> None:
-    result = run(command_of(example), ROOT, 180)
-    assert result.returncode == 0, result.output
-    printed, shown = by_rank(result.stdout), example.with_suffix(".txt")
-    assert printed, result.output
+def test_example(example: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    printed, shown = by_rank(output_of(example, tmp_path)), example.with_suffix(".txt")
+    assert printed
     if request.config.getoption("--write-outputs"):
         shown.write_text("\n".join(printed) + "\n")
-    assert printed == shown.read_text().splitlines(), result.output
+    assert printed == shown.read_text().splitlines()
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

@@ -440,7 +440,7 @@ def machine() -> dict:
 
 def run_all(names: list[str], columns: list[str], limit: float) -> dict:
     """The results of these trials, as they are written to backends.json."""
-    result = {"format": 1, "torch": torch.__version__, "machine": machine(), "nccl": None}
+    result = {"format": 1, "torch": torch.__version__, "machine": {}, "nccl": None}
     if dist.is_nccl_available():
         result["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     result["ranks"] = {column: ranks_for(column) for column in COLUMNS}
@@ -453,6 +453,7 @@ def run_all(names: list[str], columns: list[str], limit: float) -> dict:
                 print(
                     f"{name}, {column}: {said['state']} {said.get('says', '')}".rstrip(), flush=True
                 )
+    result["machine"] = machine()  # last: it wakes CUDA up, which no forked process survives
     return result
 
 

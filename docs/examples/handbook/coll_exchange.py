@@ -4,6 +4,7 @@ torchrun --standalone --nproc-per-node 3 docs/examples/handbook/coll_exchange.py
 """
 
 import sys
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -42,6 +43,15 @@ def main() -> None:
             work.wait()
         seen.append(incoming.item())
     say(f"has seen {seen}")
+
+    # All send first, without a batch: each waits for a receiver, nobody receives, time is up.
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    try:
+        dist.send(outgoing, after, group=group)
+        dist.recv(incoming, before, group=group)
+    except RuntimeError as error:
+        say(f"all send first: {type(error).__name__}")
+    dist.barrier()  # of the default group, which is well
     dist.destroy_process_group()
 
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 
@@ -18,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 def train() -> None:
     rank = int(os.environ["RANK"])
     print(f"rank {rank} starts")
+    dist.init_process_group("gloo")  # now both have started
     if rank == 1:
         raise ValueError("image 17 is broken")
     time.sleep(600)  # it would wait in a collective; torchrun ends it

@@ -24,19 +24,19 @@ def attempt(what: str, call) -> None:
 def main() -> None:
     dist.init_process_group("gloo")  # 30 minutes
     rank = dist.get_rank()
-    hasty = dist.new_group(timeout=timedelta(seconds=2))
+    hasty = dist.new_group(timeout=timedelta(seconds=3))
     tensor = torch.ones(1)
     attempt("hasty, both there", lambda: dist.all_reduce(tensor, group=hasty))
     if rank == 1:
-        time.sleep(4)  # a download, an evaluation on one rank, a slow disk
+        time.sleep(6)  # a download, an evaluation on one rank, a slow disk
     if rank == 0:
         attempt("hasty, rank 1 asleep", lambda: dist.all_reduce(tensor, group=hasty))
         attempt("hasty, at once again", lambda: dist.all_reduce(tensor, group=hasty))
     attempt("default group", lambda: dist.all_reduce(tensor))
 
     if rank == 1:
-        time.sleep(4)
-    soon = timedelta(seconds=2)
+        time.sleep(6)
+    soon = timedelta(seconds=3)
     if rank == 0:
         attempt("monitored_barrier", lambda: dist.monitored_barrier(timeout=soon))
     dist.destroy_process_group()
