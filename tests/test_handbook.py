@@ -16,6 +16,7 @@ import pytest
 from harness import ROOT, run
 
 EXAMPLES = sorted((ROOT / "docs/examples/handbook").glob("*.py"))
+ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": ""}  # as the pages say
 PAGES = sorted(ROOT.glob("docs/??/handbook/*.md"))
 
 
@@ -28,7 +29,7 @@ def output_of(example: Path, logs: Path) -> str:
     launcher, *words = shlex.split(line)
     if launcher == "torchrun":
         words = ["-m", "torch.distributed.run", "--redirects", "1", "--log-dir", logs, *words]
-    result = run([sys.executable, *words], ROOT, 180, {"PYTHONUNBUFFERED": ""})
+    result = run([sys.executable, *words], ROOT, 180, ON_CPU)
     assert result.returncode == 0, result.output
     written = sorted(logs.rglob("attempt_0/*/stdout.log"), key=lambda path: int(path.parts[-2]))
     return result.stdout + "".join(path.read_text() for path in written)
@@ -53,11 +54,15 @@ def test_example(example: Path, tmp_path: Path, request: pytest.FixtureRequest) 
     assert printed == shown.read_text().splitlines()
 
 
+def test_outputs_have_examples() -> None:
+    assert sorted(EXAMPLES[0].parent.glob("*.txt")) == [p.with_suffix(".txt") for p in EXAMPLES]
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_example_is_shown(example: Path) -> None:
     """In both languages, with its output; and it is short enough to be read."""
     name = str(example.relative_to(ROOT))
-    assert 10 <= len(example.read_text().splitlines()) <= (160 if "home_made" in name else 85)
+    assert 15 <= len(example.read_text().splitlines()) <= (160 if "home_made" in name else 85)
     for language in ("zh", "en"):
         text = "\n".join(p.read_text() for p in PAGES if p.parts[-3] == language)
         assert re.search(rf"^@(file|code) {re.escape(name)}\b", text, re.M), language
@@ -69,6 +74,7 @@ def test_sessions_on_pages(page: Path) -> None:
     """Python sessions (```pycon) of a page, in one namespace, from top to bottom."""
     blocks = re.findall(r"^ *```pycon\n(.*?)^ *```", page.read_text(), re.S | re.M)
     test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, page.stem, str(page), 0)
+    assert len(test.examples) == page.read_text().count(">>> "), "not in a pycon fence"
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     said: list[str] = []
     runner.run(test, out=said.append)

@@ -44,8 +44,8 @@ def main() -> None:
 
     model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     model(torch.full((4, 2), float(rank))).sum().backward()
-    folder = [tempfile.TemporaryDirectory() if rank == 0 else None]
-    path = [f"{folder[0].name}/model.pt" if rank == 0 else None]
+    folder = tempfile.TemporaryDirectory() if rank == 0 else None
+    path = [f"{folder.name}/model.pt" if folder else None]
     dist.broadcast_object_list(path, src=0)
     for turn in range(world_size):  # every rank writes the file; here one after the other
         if rank == turn:

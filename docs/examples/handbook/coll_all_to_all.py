@@ -1,4 +1,4 @@
-"""all_to_all: rank r's piece t goes to rank t. Like sheets in a table that is turned by 90 degrees.
+"""all_to_all: rank r's piece t goes to rank t, as rows become columns in a transposed matrix.
 
 torchrun --standalone --nproc-per-node 3 docs/examples/handbook/coll_all_to_all.py
 """

@@ -1,4 +1,4 @@
-"""Many small tensors, one all-reduce: flatten them yourself. What torch has for it is not public.
+"""Many small tensors, one all-reduce: flatten them yourself. What torch has is going, or private.
 
 torchrun --standalone --nproc-per-node 2 docs/examples/handbook/coll_coalesced.py
 """
@@ -26,7 +26,7 @@ def main() -> None:
     for tensor in expected:
         dist.all_reduce(tensor)
 
-    # Public: one flat tensor, then copied back. Horovod calls it fusion, DDP a bucket.
+    # By hand: one flat tensor, then copied back. Horovod calls it fusion, DDP a bucket.
     tensors = make(rank)
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     dist.all_reduce(flat)

@@ -43,9 +43,7 @@ if __name__ == "__main__":
             model(torch.ones(1, 100)).sum().backward()
         gradients = [p.grad for p in model.parameters()]
         storages = {g.untyped_storage().data_ptr() for g in gradients}
-        print(
-            f"rank {rank} gradient_as_bucket_view={view}: gradients lie in {len(storages)} blocks"
-        )
+        print(f"rank {rank} gradient_as_bucket_view={view}: blocks of memory: {len(storages)}")
 
     dist.barrier()
     dist.destroy_process_group()

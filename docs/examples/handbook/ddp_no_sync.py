@@ -20,8 +20,8 @@ def count(counter: list[int], bucket: dist.GradBucket) -> torch.futures.Future[T
     return default_hooks.allreduce_hook(dist.group.WORLD, bucket)
 
 
-def backward(model: nn.Module, inputs: Tensor, parts: int) -> None:
-    (model(inputs).square().mean() / parts).backward()  # a mean of means: divide by the parts
+def loss_of(model: nn.Module, inputs: Tensor, parts: int) -> Tensor:
+    return model(inputs).square().mean() / parts  # the sum over the parts is a mean of means
 
 
 if __name__ == "__main__":
@@ -30,7 +30,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     alone = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     batch = torch.randn(world_size * PARTS * 5, 3, dtype=torch.float64)
-    backward(alone, batch, 1)  # what one process computes from all of it
+    loss_of(alone, batch, 1).backward()  # what one process computes from all of it
 
     model = DistributedDataParallel(alone)
     reduced = [0]
@@ -41,18 +41,18 @@ if __name__ == "__main__":
         model.zero_grad()
         reduced[0] = 0
         for number, part in enumerate(mine, 1):
-            last = number == PARTS
-            quiet = model.no_sync() if way != "without no_sync" and not last else None
-            if way == "no_sync, forward outside":  # wrong: forward decides
-                loss = model(part).square().mean() / PARTS
-                with quiet or contextlib.nullcontext():
+            quiet = way != "without no_sync" and number < PARTS  # the last one reduces
+            context = model.no_sync() if quiet else contextlib.nullcontext()
+            if way == "no_sync, forward outside":  # too late: forward has decided
+                loss = loss_of(model, part, PARTS)
+                with context:
                     loss.backward()
             else:
-                with quiet or contextlib.nullcontext():
-                    backward(model, part, PARTS)
+                with context:
+                    loss_of(model, part, PARTS).backward()
         for parameter, gradient in zip(model.parameters(), expected, strict=True):
             torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-12)
-        print(f"rank {rank} {way}: {reduced[0]} all-reduces, gradient of the big batch")
+        print(f"rank {rank} {way}: all-reduces: {reduced[0]}; gradient of the big batch")
 
     dist.barrier()
     dist.destroy_process_group()

@@ -13,7 +13,7 @@ STEPS, SIZE, BEFORE = 50, 64, 2  # the first two steps are plain all-reduces
 
 
 def train(matrix_rank: int, feedback: bool) -> tuple[float, float, float]:
-    """Relative errors of the last gradient and of the sum of all; how much less was sent."""
+    """Relative errors of the last gradient and of the mean of all; how much less was sent."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(SIZE, SIZE, bias=False).double())
     state = powersgd.PowerSGDState(

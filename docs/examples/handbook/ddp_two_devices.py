@@ -3,6 +3,8 @@
 torchrun --standalone --nproc-per-node 2 docs/examples/handbook/ddp_two_devices.py
 """
 
+import os
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -23,19 +25,21 @@ class TwoDevices(nn.Module):
         return self.b(hidden.to(self.devices[1]))
 
 
-def my_devices(rank: int, world_size: int) -> list[torch.device]:
-    """GPUs 2 * rank and 2 * rank + 1, if the machine has two for every rank."""
-    if torch.cuda.device_count() < 2 * world_size:
+def my_devices() -> list[torch.device]:
+    """Two GPUs of this machine, if it has two for each of its ranks."""
+    local_rank, count = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.cuda.device_count() < 2 * count:
         return [torch.device("cpu")] * 2
-    return [torch.device("cuda", 2 * rank + i) for i in range(2)]
+    return [torch.device("cuda", 2 * local_rank + i) for i in range(2)]
 
 
 if __name__ == "__main__":
-    dist.init_process_group()  # both backends: gloo for tensors on the CPU, nccl for GPUs
+    devices = my_devices()
+    dist.init_process_group("nccl" if devices[0].type == "cuda" else "gloo")
     rank = dist.get_rank()
     torch.manual_seed(rank)
     # No device_ids: the module says itself where its inputs go.
-    model = DistributedDataParallel(TwoDevices(*my_devices(rank, dist.get_world_size())))
+    model = DistributedDataParallel(TwoDevices(*devices))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         outputs = model(torch.randn(4, 4))
@@ -44,4 +48,5 @@ if __name__ == "__main__":
         optimizer.zero_grad()
     total = sum(p.detach().double().sum().cpu() for p in model.parameters())
     print(f"rank {rank} sum of all weights after 3 steps: {total:.4f}")
+    dist.barrier()
     dist.destroy_process_group()

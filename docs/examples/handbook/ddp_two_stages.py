@@ -27,9 +27,8 @@ def update(module: nn.Module) -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    stage, replica = divmod(
-        rank, 2
-    )  # ranks 0 and 1 have the first half of the model, 2 and 3 the other
+    # Ranks 0 and 1 have the first half of the model, 2 and 3 the other.
+    stage, replica = divmod(rank, 2)
     # All ranks make both groups, in the same order; each is then in one of them.
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     model = DistributedDataParallel(make_stages()[stage], process_group=groups[stage])

@@ -5,6 +5,7 @@ python docs/examples/handbook/dp_limits.py
 
 import copy
 import threading
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ def replica(module: nn.Module, first: bool) -> nn.Module:
     return copy.copy(module) if first else copy.deepcopy(module)
 
 
-def in_thread(function) -> object:
+def in_thread(function: Callable[[], object]) -> object:
     """The result of a function that ran in a thread of its own."""
     found: list[object] = []
     thread = threading.Thread(target=lambda: found.append(function()))

@@ -3,7 +3,9 @@
 torchrun --standalone --nproc-per-node 2 docs/examples/handbook/dp_to_ddp.py
 """
 
-import sys
+import os
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks: the same output on every machine
 
 import torch
 import torch.distributed as dist
@@ -48,10 +50,8 @@ if __name__ == "__main__":
     last_after = train(after, loader)
 
     torch.testing.assert_close(after.module.state_dict(), before.module.state_dict())
-    sys.stdout.write(
-        f"rank {rank} equal weights; loss of the last batch {last_before:.6f}, "
-        f"of this rank's share {last_after:.6f}\n"
-    )
+    losses = f"{last_before:.6f}, of this rank's share {last_after:.6f}"
+    print(f"rank {rank} equal weights; loss of the last batch {losses}")
     mean = torch.tensor(last_after, dtype=torch.float64)
     dist.all_reduce(mean)
     torch.testing.assert_close(mean.item() / world_size, last_before)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-LOST, WON, END = 4, 8, 12  # before these steps a node goes, a node comes, and all is done
+LOST, GAINED, END = 4, 8, 12  # before these steps a node goes, a node comes, and all is done
 TIMES = "is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=5"
 DATA = torch.arange(1.0, 5.0, dtype=torch.float64)  # the global batch: four numbers
 
@@ -29,7 +29,7 @@ def train(checkpoint: Path) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     start, weight = torch.load(checkpoint) if checkpoint.exists() else (0, torch.zeros(1).double())
     for step in range(start, END):
-        if world_size == 1 and not LOST <= step < WON:
+        if world_size == 1 and not LOST <= step < GAINED:
             time.sleep(600)  # until the other node is there: its torchrun ends this process
         if step == start:
             count = os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -62,7 +62,7 @@ def main() -> None:
 
         nodes = [node("127.0.0.1"), node("localhost")]  # ranks follow the order of these names
         nodes[1].wait()
-        while torch.load(checkpoint)[0] < WON:
+        while torch.load(checkpoint)[0] < GAINED:
             time.sleep(0.2)
         nodes.append(node("localhost"))
         for name, torchrun in zip("ABC", nodes, strict=True):

@@ -48,7 +48,8 @@ if __name__ == "__main__":
     try:
         sharded(mesh).load_state_dict(whole)
     except RuntimeError as error:
-        lines.append(f"load_state_dict of plain tensors: {str(error).splitlines()[0]}")
+        why = str(error).split("('")[1].split(",")[0]  # of the first tensor
+        lines.append(f"load_state_dict of plain tensors: {why}")
     model = sharded(mesh)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     given = dict(whole) if dist.get_rank() == 0 else {}  # a copy: it is filled with DTensors
