@@ -23,7 +23,7 @@ def attempt(what: str, **how) -> None:
         dist.destroy_process_group()
     except (ValueError, AssertionError, RuntimeError) as error:
         first = str(error).splitlines()[0].removeprefix("Error initializing torch.distributed ")
-        first = re.split(r", remote|\. port", re.sub(r"\[.*?\] ", "", first))[0]
+        first = re.split(r", remote|\. port|(?<=failed) with", re.sub(r"\[.*?\] ", "", first))[0]
         said = f"{type(error).__name__}: {first}"
     print(f"{what}: {said}")
 
