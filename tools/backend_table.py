@@ -297,12 +297,14 @@ def one_rank(
     time.sleep(limit + 10)
 
 
-def attempt(name: str, column: str, n: int, limit: float) -> dict[str, str]:
-    """A trial with n ranks: {"state": one of STATES or skipped, "says": why}."""
+def attempt(
+    name: str, column: str, n: int, limit: float, work: str | None = None
+) -> dict[str, str]:
+    """A trial with n ranks, its files in work: {"state": one of STATES or skipped, "says": why}."""
     if n == 1 and name.removeprefix("functions/") in PEERS:
         return {"state": "skipped", "says": "needs two GPUs"}
     processes, said, deadline = {}, {}, time.monotonic() + limit
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=work) as folder:
         try:
             # Raised inside a fork the exception would be lost. Ranks leave these to their parent.
             signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
@@ -359,10 +361,12 @@ def run_all(names: list[str], columns: list[str], limit: float) -> dict:
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
     ranks = {column: ranks_for(column, len(here["gpus"])) for column in COLUMNS}
     trials: dict[str, dict] = {name: {} for name in names}
-    for name in names:
-        for column in filter(ranks.get, columns):
-            said = trials[name][column] = attempt(name, column, ranks[column], limit)
-            print(name, column, *said.values(), sep=", ", flush=True)
+    # A signal may come while a trial makes or removes its folder; this one, around it, goes anyway.
+    with tempfile.TemporaryDirectory() as work:
+        for name in names:
+            for column in filter(ranks.get, columns):
+                said = trials[name][column] = attempt(name, column, ranks[column], limit, work)
+                print(name, column, *said.values(), sep=", ", flush=True)
     return {"format": 1, "torch": torch.__version__, "machine": here, "nccl": nccl, "ranks": ranks,
             "trials": trials}  # fmt: skip
 

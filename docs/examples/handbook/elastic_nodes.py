@@ -20,8 +20,7 @@ DATA = torch.arange(1.0, 5.0, dtype=torch.float64)  # the global batch: four num
 
 
 def slope(weight: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """The gradient of (weight - x)**2, added up over a share of the data."""
-    return (2 * (weight - share)).sum()
+    return (2 * (weight - share)).sum()  # of (weight - x)**2, over a share of the data
 
 
 def train(checkpoint: Path) -> None:
@@ -78,7 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
-        train(Path(sys.argv[1]))
-    else:
-        main()
+    train(Path(sys.argv[1])) if "RANK" in os.environ else main()

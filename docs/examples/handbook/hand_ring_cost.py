@@ -13,17 +13,18 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-BYTES_SENT = 200  # where tcp_info has tcpi_bytes_sent, of 8 bytes (linux/tcp.h)
+BYTES_SENT = 200  # where tcp_info has tcpi_bytes_sent and _retrans, 8 bytes each (linux/tcp.h)
 
 
 def bytes_sent() -> int:
-    """What this process has sent through all of its TCP sockets so far."""
+    """What this process has sent through all of its TCP sockets so far, repetitions aside."""
     total = 0
     for number in os.listdir("/proc/self/fd"):
         try:
             with socket.socket(fileno=os.dup(int(number))) as copy:
                 info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                total += struct.unpack_from("Q", info, BYTES_SENT)[0]
+                sent, sent_again = struct.unpack_from("QQ", info, BYTES_SENT)
+                total += sent - sent_again
         except (OSError, struct.error):
             continue  # no socket, or no TCP
     return total
