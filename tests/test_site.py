@@ -403,9 +403,10 @@ def test_zensical_builds_the_same_pages(site: Path, tmp_path: Path) -> None:
         assert made == wanted, path
         shown += len(made)
     assert shown > 1000  # lines of code, in both languages
-    # Its "../../assets" from a page in the top folder is a browser's "/assets".
+    # In Chinese, whose pages begin at the root, it goes up one folder too far for pictures, which
+    # a browser takes as "/assets".
     found = check_built.problems(tmp_path / "site")
-    assert [line for line in found if " ../../assets/" not in line] == []
+    assert [line for line in found if not re.search(r" (\.\./)+assets/", line)] == []
 
 
 @pytest.mark.parametrize(
