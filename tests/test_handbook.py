@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import ROOT, run
+from harness import GLOO_ABORT, ROOT, run_short
 
 EXAMPLES = sorted((ROOT / "docs/examples/handbook").glob("*.py"))
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": ""}  # as the pages say
@@ -29,10 +29,22 @@ def output_of(example: Path, logs: Path) -> str:
     launcher, *words = shlex.split(line)
     if launcher == "torchrun":
         words = ["-m", "torch.distributed.run", "--redirects", "1", "--log-dir", logs, *words]
-    result = run([sys.executable, *words], ROOT, 180, ON_CPU)
+    result = run_short([sys.executable, *words], ROOT, 180, ON_CPU)
     assert result.returncode == 0, result.output
     written = sorted(logs.rglob("attempt_0/*/stdout.log"), key=lambda path: int(path.parts[-2]))
     return result.stdout + "".join(path.read_text() for path in written)
+
+
+@pytest.mark.filterwarnings("ignore:aborted while Python ended")
+@pytest.mark.parametrize(("aborts", "says", "status", "runs"), [
+    (2, GLOO_ABORT, 0, 3), (3, GLOO_ABORT, 3, 3), (1, "Aborted", 1, 1),
+])  # fmt: skip
+def test_only_the_abort_of_gloo_is_forgiven(
+    aborts: int, says: str, status: int, runs: int, tmp_path: Path
+) -> None:
+    script = f"echo >> runs; n=$(wc -l < runs); ((n > {aborts})) || {{ echo {says} >&2; exit $n; }}"
+    assert run_short(["bash", "-c", script], tmp_path, 20).returncode == status
+    assert (tmp_path / "runs").read_text() == "\n" * runs
 
 
 def by_rank(text: str) -> list[str]:
@@ -62,11 +74,21 @@ def test_outputs_have_examples() -> None:
 def test_example_is_shown(example: Path) -> None:
     """In both languages, with its output; and it is short enough to be read."""
     name = str(example.relative_to(ROOT))
-    assert 15 <= len(example.read_text().splitlines()) <= (160 if "home_made" in name else 85)
+    assert 15 <= len(example.read_text().splitlines()) <= (160 if "home_made" in name else 86)
     for language in ("zh", "en"):
         text = "\n".join(p.read_text() for p in PAGES if p.parts[-3] == language)
         assert re.search(rf"^@(file|code) {re.escape(name)}\b", text, re.M), language
         assert f"@file {name.removesuffix('.py')}.txt" in text, language
+
+
+# Ranks that part on purpose, or one alone, or nothing sent: see "Before the process ends".
+NO_BARRIER = {"coll_monitored_barrier", "group_timeout", "group_new_group_missing", "elastic_env",
+              "group_init_errors", "group_queries"}  # fmt: skip
+
+
+def test_examples_end_with_a_barrier() -> None:
+    ending = {p.stem: p.read_text() for p in EXAMPLES if "destroy_process_group()" in p.read_text()}
+    assert {name for name, text in ending.items() if "dist.barrier()" not in text} == NO_BARRIER
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: f"{path.parts[-3]}-{path.stem}")

@@ -63,6 +63,7 @@ def main() -> None:
     if rank == 0:
         for name, layer in (("first", "module.0.weight"), ("replaced last", "module.3.weight")):
             print(f"the {name} layer has learned: {not torch.equal(now[layer], start[layer])}")
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -46,7 +46,7 @@ def main(data: str | None, save: str, epochs: int) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if data and rank == 0:
         CIFAR10(data, download=True)  # does nothing where the files are already
-    dist.barrier()
+    dist.barrier()  # outside of the if: all ranks call it
     plain = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.5])]
     varied = [v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip(), *plain]
     train_set = (CIFAR10 if data else StandIn)(data, True, v2.Compose(varied))
@@ -74,6 +74,7 @@ def main(data: str | None, save: str, epochs: int) -> None:
         if rank == 0:
             print(f"epoch {epoch}: accuracy {correct / count:.1f} on {count:.0f} test images")
             torch.save(model.state_dict(), save)
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -45,6 +45,7 @@ def main() -> None:
     dist.all_gather_into_tensor(rows.view(-1), padded)  # flat: gloo takes no (ranks, size)
     parts = [row[:size].tolist() for row, size in zip(rows, sizes.tolist(), strict=True)]
     say(f"uneven: {parts}")
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -43,6 +43,7 @@ def main() -> None:
     back = torch.empty_like(tokens)
     dist.all_to_all_single(back, routed, send_sizes.tolist(), receive_sizes.tolist())
     torch.testing.assert_close(back, tokens)
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -44,6 +44,7 @@ def main() -> None:
     future = dist.all_reduce(torch.full((2,), float(rank)), async_op=True).get_future()
     mean = future.then(lambda done: done.value()[0] / world_size).wait()
     say(f"mean {mean.tolist()}")
+    dist.barrier()
     dist.destroy_process_group()
 
 

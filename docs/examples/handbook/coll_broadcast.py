@@ -32,6 +32,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.testing.assert_close(model.weight, nn.Linear(2, 1).weight, rtol=0, atol=0)
     say("weights: those of rank 0")
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -51,6 +51,7 @@ def main() -> None:
         say(f"inside of the block: {tensors[2].item():g}")
     torch.testing.assert_close(tensors, expected)
     say(f"after it: {tensors[2].item():g}")
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -37,6 +37,7 @@ def main() -> None:
     shards = [["a", "b"], ["c"], []] if rank == 0 else None
     dist.scatter_object_list(output, shards, src=0)
     say(f"scatter_object_list: {output[0]}")
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -50,6 +50,7 @@ def main() -> None:
     tensor = torch.tensor([6.0, 3.0][rank])
     dist.all_reduce(tensor.mul_(0.5))
     say(f"halves added: {tensor.item():g}")
+    dist.barrier()
     dist.destroy_process_group()
 
 

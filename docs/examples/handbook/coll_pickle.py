@@ -37,6 +37,7 @@ def main() -> None:
     dist.gather_object({"loss": 0.5, "rank": rank}, received, dst=1, weights_only=True)
     if rank == 1:
         print(f"rank {rank} received {received}")
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -36,6 +36,7 @@ def main() -> None:
     say(f"mean {total[0] / total[1]:.4f}, mean of means {mean_of_means:.4f}")
     everything = torch.cat([torch.arange(r + 1.0) for r in range(dist.get_world_size())])
     torch.testing.assert_close(total[0] / total[1], everything.mean().double())
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -36,6 +36,7 @@ def main() -> None:
     dist.all_gather_into_tensor(again, piece)
     torch.testing.assert_close(again, total)
     say(f"and gathered:  {again.tolist()}")
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -38,6 +38,7 @@ def main() -> None:
         dist.scatter(mine, [mine] * world_size, src=(rank + 1) % world_size)
     except ValueError as error:
         say(f"{type(error).__name__}: {error}")
+    dist.barrier()
     dist.destroy_process_group()
 
 

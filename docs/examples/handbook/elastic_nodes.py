@@ -43,6 +43,7 @@ def train(checkpoint: Path) -> None:
         if rank == 0:
             torch.save((step + 1, weight), f"{checkpoint}.tmp")
             os.replace(f"{checkpoint}.tmp", checkpoint)
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -32,6 +32,7 @@ def work(rank: int, folder: str, ports: list[int]) -> None:
         total = torch.tensor(rank + 1)
         dist.all_reduce(total)
         print(f"rank {rank} by {name}: the sum of 1 and 2 is {total.item()}", flush=True)
+        dist.barrier()
         dist.destroy_process_group()
 
 

@@ -23,6 +23,7 @@ def main() -> None:
         print(f"rank {rank} at {here}: {name} with {members}, total {total.item()}")
     row = mesh["shard"]  # a mesh of one dimension: this is what FSDP2 and DTensor take
     print(f"rank {rank} in its row: {row.get_local_rank()} of {row.size()}")
+    dist.barrier()
     dist.destroy_process_group()
 
 

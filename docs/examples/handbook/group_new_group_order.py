@@ -21,6 +21,7 @@ def main() -> None:
     for work in works:
         work.wait()
     print(f"rank {rank} loss {loss.item()}, should be 2.0; images {images.item()}, not 128.0")
+    dist.barrier()
     dist.destroy_process_group()
 
 

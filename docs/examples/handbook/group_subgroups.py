@@ -36,6 +36,7 @@ def main() -> None:
     for group in (half, pair):
         dist.destroy_process_group(group)
     print(f"rank {rank} everybody again: total {total(dist.group.WORLD)}")
+    dist.barrier()
     dist.destroy_process_group()
 
 

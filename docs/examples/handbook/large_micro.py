@@ -74,4 +74,5 @@ if __name__ == "__main__":
         most = run(words, whole[rank], inputs, targets)
         torch.testing.assert_close([p.grad for p in whole[rank].parameters()], expected)
         sys.stdout.write(f"rank {rank} {' '.join(words)}  holds {most}, gradients equal\n")
+    dist.barrier()
     dist.destroy_process_group()

@@ -70,4 +70,5 @@ if __name__ == "__main__":
     torch.testing.assert_close(list(half.parameters()), list(whole_half.parameters()))
     mine, total = (sum(p.numel() for p in m.parameters()) for m in (half, whole))
     sys.stdout.write(f"rank {rank} trained {mine} of {total} parameters, as in one process\n")
+    dist.barrier()
     dist.destroy_process_group()
