@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from benchmark_report import replace
 from torch import Tensor
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/assets/results/backends"
@@ -477,12 +478,10 @@ def load(path: Path) -> dict:
 
 
 def write(result: dict, folder: Path, names: tuple[str, ...]) -> None:
-    """Each file is the old one or the new one, whole."""
     made = {f"table.{language}.md": fragment(result, language) for language in WORDS}
     made["backends.json"] = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
     for name in names:
-        (folder / f"{name}.tmp").write_text(made[name], encoding="utf-8")
-        os.replace(folder / f"{name}.tmp", folder / name)
+        replace(folder / name, made[name])
     print(f"{', '.join(names)} are in {folder}/")
 
 
@@ -529,6 +528,14 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{len(names)} trials end as shown")
 
 
+def stop(number: int, _frame: object) -> None:
+    """No process and no file stays, whoever presses Ctrl-C again."""
+    for either in STOP:
+        signal.signal(either, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: no process, no file stays
+    for number in STOP:
+        signal.signal(number, stop)
     main()
