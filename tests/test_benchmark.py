@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from harness import ROOT, TOOLS, alive, finish, kill_all, left_behind, run, start
+from harness import ROOT, TOOLS, alive, finish, kill_all, left_behind, run, run_short, start
 
 sys.path.insert(0, str(TOOLS))
 import benchmark
+import benchmark_options
 import benchmark_parts
 import benchmark_report
 import run_log
@@ -50,6 +51,15 @@ def made_up_result(runs: list[dict], **settings: Any) -> dict:
     result["loop"] = {"device": "cpu", "modes": [mode]}
     rows = [{"bytes": 1024, "seconds": 1e-3, "bus_bytes_per_second": 1e6}]
     result["collectives"] = [{"backend": "gloo", "world_size": 2, "rows": rows, "failed": None}]
+    # bf16 takes half of the CPU time; its wall time in the third round is that of other work.
+    rounds = [{"round": number, "turns": {
+        name: {"wall": 20 if name == "bf16" and foreign else cpu, "cpu": cpu, "foreign": foreign}
+        for name, cpu in (("plain", 8.0), ("bf16", 4.0))}}
+        for number, foreign in ((0, 0.0), (1, 0.0), (2, 0.8))]  # fmt: skip
+    facts = {"steps": 4, "first_step": {"plain": 3, "bf16": 4}, "rounds": rounds, "failed": None}
+    facts |= {"batch_size": 4, "image_size": 112}
+    result["options"] = [{"group": "step", "world_size": 1, **facts}]
+    result["options"] += [{"group": "ddp", "world_size": 2, **facts}]
     return result
 
 
@@ -158,6 +168,25 @@ def test_render_makes_tables_and_charts_from_the_json_alone(tmp_path: Path) -> N
         benchmark.main(["--render", str(source)])
     assert benchmark.main(["--render", str(source), "--force"]) == 0
     assert (tmp_path / "RESULT.en.md").read_text() == before
+
+
+def test_single_measures_are_compared_within_a_round() -> None:
+    result = made_up_result([])
+    found = benchmark_report.summarise(result)["options"]
+    assert found["step"]["bf16"]["ratio"] == {"median": 2, "min": 2, "max": 2, "n": 3}  # CPU time
+    assert found["ddp"]["bf16"]["ratio"] == {"median": 2, "min": 2, "max": 2, "n": 2}  # not loaded
+    assert found["step"]["plain"]["milliseconds"]["median"] == 2000
+    result["settings"]["device"] = "cuda"
+    assert benchmark_report.summarise(result)["options"]["step"]["bf16"]["ratio"]["n"] == 2
+    result["summary"] = benchmark_report.summarise(result)
+    english, chinese = (benchmark_report.fragment(result, language) for language in ("en", "zh"))
+    assert "| `bf16` | 2 (2–2) | 1000 | 4 | `--bf16` |" in english
+    assert "2 processes, batch 4, 112 px" in english and "2 个进程，batch 4，112 像素" in chinese
+    result["options"][1] = {"group": "ddp", "world_size": 2, "failed": "exit status 1"}
+    result["summary"] = benchmark_report.summarise(result)
+    assert "112 px" not in benchmark_report.fragment(result, "en")
+    del result["options"]  # an older result
+    assert benchmark_report.summarise(result)["options"] == {}
 
 
 MISTAKES = [
@@ -288,7 +317,7 @@ def test_both_loops_are_timed_in_each_precision(tmp_path: Path) -> None:
 def test_all_reduce_is_timed_between_real_ranks(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     script = [TOOLS / "benchmark_parts.py", "gloo", tmp_path / "gloo.json"]
-    result = run([*torchrun, "--nproc-per-node", "3", *script], tmp_path, 240)
+    result = run_short([*torchrun, "--nproc-per-node", "3", *script], tmp_path, 240)
     assert result.returncode == 0, result.output
     found = json.loads((tmp_path / "gloo.json").read_text())
     assert (found["backend"], found["world_size"]) == ("gloo", 3)
@@ -297,6 +326,58 @@ def test_all_reduce_is_timed_between_real_ranks(tmp_path: Path) -> None:
     for size, row in rows.items():  # each of three ranks sends 4/3 of the tensor
         assert row["bus_bytes_per_second"] == pytest.approx(size * 4 / 3 / row["seconds"])
     assert rows[4]["seconds"] < rows[100 << 20]["seconds"] / 10
+
+
+def test_each_measure_is_in_both_languages() -> None:
+    names = {name for group in benchmark_options.GROUPS.values() for name in group}
+    for language in ("en", "zh"):
+        words = benchmark_report.words_in(language)
+        assert set(words["options_used"]) == names - {"plain", "without DDP"}
+        assert all(f"options_{group}" in words for group in benchmark_options.GROUPS)
+
+
+@pytest.mark.parametrize("name", benchmark_options.GROUPS["step"])
+def test_a_measure_does_what_its_name_says(name: str) -> None:
+    images, targets = torch.randn(2, 3, 32, 32), torch.tensor([1, 2])
+    measure = benchmark_options.GROUPS["step"][name]
+    trainer = benchmark_options.Trainer(measure, "resnet18", images, targets)
+    compiled = isinstance(trainer.model, torch._dynamo.OptimizedModule)
+    assert compiled is ("compile" in name)
+    model = trainer.model._orig_mod if compiled else trainer.model
+    types = set()
+    model.fc.register_forward_hook(lambda _m, _inputs, output: types.add(output.dtype))
+    weights, inputs = (
+        tensor.is_contiguous(memory_format=torch.channels_last)
+        for tensor in (model.conv1.weight, trainer.images)
+    )
+    assert (weights, inputs) == (name.count("channels_last") > name.count("only"), "last" in name)
+    settings = trainer.optimizer.defaults
+    assert (settings["fused"], settings["foreach"]) == ("fused" in name, "foreach" in name)
+    if compiled:  # a minute each: not here
+        return
+    before = model.conv1.weight.detach().clone()
+    trainer.step()
+    gradient = model.conv1.weight.grad
+    trainer.step()
+    assert (model.conv1.weight.grad is gradient) is ("zero_grad" in name)
+    assert types == {torch.bfloat16 if "bf16" in name else torch.float32}
+    assert not torch.equal(model.conv1.weight, before)
+
+
+@pytest.mark.parametrize(("group", "ranks"), [("ddp", 2), ("evaluation", 1), ("optimizer", 1)])
+def test_measures_are_timed_by_real_ranks(group: str, ranks: int, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    script = [TOOLS / "benchmark_options.py", group, tmp_path / "out.json"]
+    numbers = ["resnet18", "32", "2", "2", "2"]  # pixels, batch, steps, rounds
+    command = [*torchrun, "--nproc-per-node", str(ranks), *script, *numbers]
+    result = run_short(command, tmp_path, 240)
+    assert result.returncode == 0, result.output
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert list(found["first_step"]) == list(benchmark_options.GROUPS[group])
+    for row in found["rounds"]:
+        assert set(row["turns"]) == set(found["first_step"])
+        assert all(turn["wall"] > 0 and turn["cpu"] > 0 for turn in row["turns"].values())
+    assert [next(iter(row["turns"])) for row in found["rounds"]] == list(found["first_step"])[:2]
 
 
 def test_the_spawned_variant_can_be_made() -> None:

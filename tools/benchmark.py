@@ -4,6 +4,7 @@
     python tools/benchmark.py --input         # the input pipeline on one core, against PIL's
     python tools/benchmark.py --loop          # train_one_epoch against a bare loop, one process
     python tools/benchmark.py --collectives   # all-reduce: latency and bandwidth by size
+    python tools/benchmark.py --options       # single measures (bf16, fused SGD...), each alone
     python tools/benchmark.py --smoke         # how long `pytest -m smoke` takes
     python tools/benchmark.py --all --out docs/assets/results/NAME
     python tools/benchmark.py --quick         # a bit of each, see `make bench`
@@ -59,7 +60,8 @@ from benchmark_parts import (
 from run_log import Run, RunLogError, read_run
 from toy_imagenet import usable_cpus
 
-PARTS = ("train", "input", "loop", "collectives", "smoke")
+# --quick leaves the last two out.
+PARTS = ("train", "input", "loop", "collectives", "options", "smoke")
 FLAGS = ("bf16", "compile")
 QUICK_VARIANTS = ["reference", "02", "02 bf16", "03", "03 spawned"]
 # The beginnings of what launchers set: a benchmark inside a job must not be taken for a part of it.
@@ -315,21 +317,44 @@ def compare_training(args: argparse.Namespace, work: Path, result: dict, keep) -
 # --------------------------------------------------------------------------------- other parts
 
 
+def measure_by_ranks(
+    script: str, name: str, ranks: int, words: list, timeout: float, work: Path, commands: dict
+) -> dict:
+    """Start tools/SCRIPT NAME OUT WORDS by torchrun: its run, with what rank 0 wrote to OUT."""
+    out = work / f"{name}.json"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    command = [*torchrun, ranks, ROOT / "tools" / script, name, out, *words]
+    # A cache of its own: or a first step would find what an earlier run compiled.
+    environment = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor")}
+    row = run_timed([command], environment, timeout, work / "output.txt")
+    commands[name] = [as_typed(command, work)]
+    return row if row["failed"] else row | json.loads(out.read_text())
+
+
 def measure_collectives(args: argparse.Namespace, work: Path, result: dict) -> None:
     """All-reduce: gloo between two or more processes on CPUs, nccl between the GPUs."""
     gpus = torch.cuda.device_count()
     backends = {"gloo": max(2, args.processes)} | ({"nccl": gpus} if gpus > 1 else {})
     for backend, world_size in backends.items():
-        out = work / f"{backend}.json"
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        script = [ROOT / "tools" / "benchmark_parts.py", backend, out]
-        command = [*torchrun, "--nproc-per-node", world_size, *script]
-        threads = {"OMP_NUM_THREADS": "1"}
-        row = run_timed([command], threads, args.timeout, work / "output.txt")
-        result["commands"][backend] = [as_typed(command, work)]
-        if not row["failed"]:
-            row |= json.loads(out.read_text())
+        where = (args.timeout, work, result["commands"])
+        row = measure_by_ranks("benchmark_parts.py", backend, world_size, [], *where)
         result["collectives"].append({"backend": backend} | row)
+
+
+def measure_options(args: argparse.Namespace, work: Path, result: dict) -> None:
+    """Single measures, each against the same step without it. Between ranks the step is small on
+    purpose: that is where communication shows."""
+    ranks, steps, size = max(2, args.processes), args.steps, args.image_size
+    batch = args.batch_size_per_rank
+    groups = {"step": (1, size, batch, max(2, steps // 4)), "optimizer": (1, 32, 2, 5 * steps)}
+    groups["evaluation"] = (1, size, batch, max(2, steps // 2))
+    if not torch.cuda.is_available() or ranks <= torch.cuda.device_count():
+        groups["ddp"] = (ranks, max(32, size // 2), max(2, batch // 4), steps)
+    for group, (world_size, *numbers) in groups.items():
+        words = [args.arch, *numbers, args.rounds]
+        where = (args.timeout * args.rounds, work, result["commands"])
+        row = measure_by_ranks("benchmark_options.py", group, world_size, words, *where)
+        result["options"].append({"group": group, "world_size": world_size} | row)
 
 
 def measure_input(args: argparse.Namespace, work: Path, result: dict) -> None:
@@ -371,7 +396,8 @@ def describe(args: argparse.Namespace, argv: list[str], gpu: bool) -> dict:
     facts = {"format": 1, "date": now, "commit": git("rev-parse", "HEAD"), "dirty": dirty}
     facts |= {"machine": machine, "versions": versions, "settings": settings}
     facts["command"] = shlex.join(["python", "tools/benchmark.py", *argv])
-    empty = {"commands": {}, "runs": [], "input": [], "loop": None, "collectives": []}
+    empty = {"commands": {}, "runs": [], "input": [], "loop": None, "collectives": [],
+             "options": []}  # fmt: skip
     return facts | empty | {"smoke": None}
 
 
@@ -386,7 +412,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     for part in PARTS:
         add(f"--{part}", dest="parts", action="append_const", const=part)
     add("--all", dest="parts", action="store_const", const=list(PARTS), help="all of these")
-    add("--quick", action="store_true", help="short: all but --smoke, fewer variants and steps")
+    add("--quick", action="store_true", help="a bit of all but the last two")
     add("--render", type=Path, metavar="JSON", help="make tables and charts anew, measure nothing")
     add("--out", type=Path, metavar="DIR", help="for the results; else runs/benchmark-DATE")
     add("--force", action="store_true", help="replace results in that folder")
@@ -401,10 +427,15 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add("--workers", type=int, help="loading processes a rank; the CPUs by --processes")
     add("--data", type=Path, metavar="DIR", help="use some of an ImageNet folder's pictures")
     add("--synthetic", action="store_true", help="no files: images held in memory")
-    add("--timeout", type=float, default=600, help="seconds for a run, then it is killed")
+    add(
+        "--timeout",
+        type=float,
+        default=600,
+        help="seconds for a run, or for a round of --options",
+    )
     args = parser.parse_args(argv)
     gpus = torch.cuda.device_count()
-    parts = args.parts or (PARTS[:-1] if args.quick else ("train",))
+    parts = args.parts or (PARTS[:-2] if args.quick else ("train",))
     args.parts = list(dict.fromkeys(parts))
     quick = {"rounds": 2, "steps": 10} if args.quick else {}
     usual = {"rounds": 5, "steps": 50 if gpus else 20, "processes": gpus or 2} | quick
@@ -449,8 +480,10 @@ def main(argv: list[str] | None = None) -> int:
         print(benchmark_report.write(result, out))
     except (OSError, benchmark_report.NotAResultError) as error:  # a full disk too
         refuse_if(True, str(error))
+    options = result.get("options", [])  # older results have none
     failed = [f"{row['variant']}: {row['failed']}" for row in result["runs"] if row["failed"]]
     failed += [f"{r['backend']}: {r['failed']}" for r in result["collectives"] if r["failed"]]
+    failed += [f"options {r['group']}: {r['failed']}" for r in options if r["failed"]]
     failed += [f"smoke: {r['failed']}" for r in [result["smoke"]] if r and r["failed"]]
     refuse_if(failed, f"{len(failed)} runs failed; {failed[0] if failed else ''}")
     return 0
@@ -482,6 +515,8 @@ def measure(args: argparse.Namespace, result: dict, out: Path) -> None:
                 compare_training(args, work, result, keep)
             elif part == "collectives":
                 measure_collectives(args, work, result)
+            elif part == "options":
+                measure_options(args, work, result)
             elif part == "smoke":
                 command = [sys.executable, "-m", "pytest", "-q", "-m", "smoke"]
                 result["smoke"] = run_timed([command], {}, args.timeout, work / "output.txt")

@@ -293,6 +293,7 @@ def measure_collectives(backend: str, out: Path) -> None:
         rows.append({"bytes": size, "seconds": seconds, "bus_bytes_per_second": moved / seconds})
     if dist.get_rank() == 0:
         out.write_text(json.dumps({"backend": backend, "world_size": world_size, "rows": rows}))
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -71,6 +71,20 @@ def loop_ratio(rounds: list[dict], kind: str) -> dict | None:
     return spread([bare[kind] / ours[kind] for ours, bare in pairs])
 
 
+def option_figures(row: dict, device: str) -> dict:
+    """Of each measure of a group: how many times as fast as the plain step of the same round,
+    milliseconds a step, seconds of the first. One process on CPUs: CPU time, else wall time."""
+    kind = "cpu" if row["world_size"] == 1 and device == "cpu" else "wall"
+    figures = {}
+    for name, first in row["first_step"].items():
+        pairs = [(one["turns"][name], one["turns"]["plain"]) for one in row["rounds"]]
+        pairs = pick(pairs, kind)
+        milliseconds = [1000 * mine[kind] / row["steps"] for mine, _ in pairs]
+        figures[name] = {"ratio": spread([plain[kind] / mine[kind] for mine, plain in pairs])}
+        figures[name] |= {"milliseconds": spread(milliseconds), "first_step": first}
+    return figures
+
+
 def summarise(result: dict) -> dict:
     """All figures that the tables and charts show."""
     runs, variants = result["runs"], {}
@@ -101,6 +115,8 @@ def summarise(result: dict) -> dict:
                 used = median(rates) * row[f"{name}_per_image"]
                 figures[f"{name}_share"] = used / row["limits"][name]
         parts["loop"][row["mode"]] = figures
+    parts["options"] = {row["group"]: option_figures(row, result["settings"]["device"])
+                        for row in result.get("options", []) if not row["failed"]}  # fmt: skip
     summary = {"variants": variants, **parts}
     return summary | {"reach": [reach(result, summary, *row) for row in REACH]}
 
@@ -226,6 +242,14 @@ def fragment(result: dict, language: str) -> str:
         cells = [show(f["images_per_second"]), show(f["wall"]), show(f["cpu"]), *shares]
         rows.append([mode, *cells])
     lines += table(words["loop"], rows)
+    for row in (row for row in result.get("options", []) if not row["failed"]):
+        group, used = row["group"], words["options_used"]
+        rows = [[f"`{name}`", show(f["ratio"]), show(f["milliseconds"], brackets=False),
+                 f"{f['first_step']:.2g}", used.get(name, "-")]
+                for name, f in summary["options"][group].items()]  # fmt: skip
+        facts = {"n": row["world_size"], "batch": row["batch_size"], "size": row["image_size"]}
+        head = words[f"options_{group}"].format(**facts, steps=row["steps"])
+        lines += table(f"| {head} | {words['options']} |", rows)
     for part in result["collectives"]:
         rows = []
         for row in part.get("rows", []):
