@@ -422,7 +422,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add("--arch", help="resnet18, on GPUs resnet50")
     add("--image-size", type=int, default=224, help="pixels a side")
     add("--batch-size-per-rank", type=int, help="16, on GPUs 256")
-    add("--steps", type=int, help="an epoch (20, on GPUs 50; --quick: 10)")
+    add("--steps", type=int, help="an epoch (20, on GPUs 50; --quick: 6)")
     add("--processes", type=int, help="2, or all GPUs")
     add("--workers", type=int, help="loading processes a rank; the CPUs by --processes")
     add("--data", type=Path, metavar="DIR", help="use some of an ImageNet folder's pictures")
@@ -437,7 +437,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     gpus = torch.cuda.device_count()
     parts = args.parts or (PARTS[:-2] if args.quick else ("train",))
     args.parts = list(dict.fromkeys(parts))
-    quick = {"rounds": 2, "steps": 10} if args.quick else {}
+    quick = {"rounds": 2, "steps": 6} if args.quick else {}
     usual = {"rounds": 5, "steps": 50 if gpus else 20, "processes": gpus or 2} | quick
     arch, batch_size = ("resnet50", 256) if gpus else ("resnet18", 16)
     usual |= {"arch": arch, "batch_size_per_rank": batch_size}
