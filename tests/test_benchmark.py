@@ -22,6 +22,7 @@ import benchmark_report
 import run_log
 
 TOOL = TOOLS / "benchmark.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 TINY = ["--steps", "2", "--image-size", "32", "--batch-size-per-rank", "4", "--rounds", "1"]
 # torchvision 0.29 announces that decode_image will move to TorchCodec; the chapters use it.
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
@@ -315,9 +316,8 @@ def test_both_loops_are_timed_in_each_precision(tmp_path: Path) -> None:
 
 
 def test_all_reduce_is_timed_between_real_ranks(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     script = [TOOLS / "benchmark_parts.py", "gloo", tmp_path / "gloo.json"]
-    result = run_short([*torchrun, "--nproc-per-node", "3", *script], tmp_path, 240)
+    result = run_short([*TORCHRUN, "--nproc-per-node", "3", *script], tmp_path, 240)
     assert result.returncode == 0, result.output
     found = json.loads((tmp_path / "gloo.json").read_text())
     assert (found["backend"], found["world_size"]) == ("gloo", 3)
@@ -366,10 +366,9 @@ def test_a_measure_does_what_its_name_says(name: str) -> None:
 
 @pytest.mark.parametrize(("group", "ranks"), [("ddp", 2), ("evaluation", 1), ("optimizer", 1)])
 def test_measures_are_timed_by_real_ranks(group: str, ranks: int, tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     script = [TOOLS / "benchmark_options.py", group, tmp_path / "out.json"]
     numbers = ["resnet18", "32", "2", "2", "2"]  # pixels, batch, steps, rounds
-    command = [*torchrun, "--nproc-per-node", str(ranks), *script, *numbers]
+    command = [*TORCHRUN, "--nproc-per-node", str(ranks), *script, *numbers]
     result = run_short(command, tmp_path, 240)
     assert result.returncode == 0, result.output
     found = json.loads((tmp_path / "out.json").read_text())
@@ -399,8 +398,7 @@ def test_the_reference_trains_as_one(tmp_path: Path) -> None:
     """On CPUs too: its ranks see different images and end with the same weights."""
     script = tmp_path / "two_ranks.py"
     script.write_text(TWO_RANKS)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, "--nproc-per-node", "2", script, tmp_path / "run"]
+    command = [*TORCHRUN, "--nproc-per-node", "2", script, tmp_path / "run"]
     result = run(command, tmp_path, 120, {"PYTHONPATH": str(TOOLS)})
     assert result.returncode == 0, result.output
     first, second = (torch.load(tmp_path / "run" / f"rank{rank}.pt") for rank in (0, 1))

@@ -31,8 +31,35 @@ def output_of(example: Path, logs: Path) -> str:
         words = ["-m", "torch.distributed.run", "--redirects", "1", "--log-dir", logs, *words]
     result = run_short([sys.executable, *words], ROOT, 180, ON_CPU)
     assert result.returncode == 0, result.output
-    written = sorted(logs.rglob("attempt_0/*/stdout.log"), key=lambda path: int(path.parts[-2]))
+    # torchrun makes a folder of logs for each launch; those before the last one aborted.
+    launches = sorted(logs.glob("*"), key=lambda path: path.stat().st_mtime_ns)
+    written = [path for last in launches[-1:] for path in last.glob("attempt_0/*/stdout.log")]
+    written.sort(key=lambda path: int(path.parts[-2]))
     return result.stdout + "".join(path.read_text() for path in written)
+
+
+ABORTS_ONCE = f'''"""An example that aborts the first time.
+
+torchrun --standalone --nproc-per-node 1 once.py
+"""
+import sys
+from pathlib import Path
+
+print("rank 0 is here")
+if not Path("seen").exists():
+    Path("seen").touch()
+    sys.exit("{GLOO_ABORT}")
+'''
+
+
+@pytest.mark.filterwarnings("ignore:aborted while Python ended")
+def test_an_example_that_aborted_is_told_by_its_last_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    (tmp_path / "once.py").write_text(ABORTS_ONCE)
+    assert output_of(tmp_path / "once.py", tmp_path / "logs") == "rank 0 is here\n"
+    assert (tmp_path / "seen").exists()
 
 
 @pytest.mark.filterwarnings("ignore:aborted while Python ended")
@@ -87,8 +114,11 @@ NO_BARRIER = {"coll_monitored_barrier", "group_timeout", "group_new_group_missin
 
 
 def test_examples_end_with_a_barrier() -> None:
+    """Nothing is sent after it."""
     ending = {p.stem: p.read_text() for p in EXAMPLES if "destroy_process_group()" in p.read_text()}
-    assert {name for name, text in ending.items() if "dist.barrier()" not in text} == NO_BARRIER
+    before = {n: text.rpartition("dist.destroy_process_group()")[0] for n, text in ending.items()}
+    sent = {name: re.findall(r"\bdist\.(\w+)\(", text) for name, text in before.items()}
+    assert {name for name, calls in sent.items() if calls[-1] != "barrier"} == NO_BARRIER
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
