@@ -23,13 +23,13 @@ smoke-oldest: $(VENV)-oldest/ready  ## the same on the oldest torch we support
 
 proof: $(VENV)/ready $(VENV)/ready-for-tests  ## the long proofs, then every protection broken on purpose
 	$(RUN) -m pytest -m proof $(ARGS)
-	$(RUN) tests/mutations.py
+	$(RUN) tests/mutations/mutations.py
 
 faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, written to tests/FAULTS.md
-	$(RUN) -m pytest tests/test_faults.py tests/test_faults_data.py --write-faults $(ARGS)
+	$(RUN) -m pytest tests/faults/test_faults.py tests/faults/test_faults_data.py --write-faults $(ARGS)
 
 bench: $(VENV)/ready  ## the chapters against a plain DDP script, a bare loop and PIL, in short
-	$(RUN) tools/benchmark.py --quick $(ARGS)
+	$(RUN) tools/benchmark/benchmark.py --quick $(ARGS)
 
 lint: $(VENV)/ready  ## formatting and static checks
 	$(RUN) -m ruff check .
@@ -54,9 +54,9 @@ $(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
 	touch $@
 
 # What is not a Python package: Slurm, Horovod and the compilers that it is built with.
-$(VENV)/ready-for-tests: $(VENV)/ready $(VENV)-zensical/ready tests/prepare.sh \
+$(VENV)/ready-for-tests: $(VENV)/ready $(VENV)-zensical/ready tests/support/prepare.sh \
 		05_horovod/install.sh tools/mini_slurm.sh
-	PYTHON=$(RUN) bash tests/prepare.sh
+	PYTHON=$(RUN) bash tests/support/prepare.sh
 	touch $@
 
 $(MERMAID): tools/site/fetch_mermaid.sh

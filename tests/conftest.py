@@ -11,10 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-
 from crew import Crew
 from fault_table import FaultTable
 from harness import HOROVOD, TOOLS, left_behind, run

@@ -1,0 +1,377 @@
+"""Exact evaluation: any number of ranks reports the numbers that one process reports, for any
+number of images; and what chapter 07 writes about them is true."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from crew import Crew, call_main
+from harness import AS_OTHERS, CHAPTERS, SLURM, load_chapter, load_state, rows
+from plain_training import normalised
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from with_tiny_model import tiny_batchnorm, tiny_float32, tiny_float64
+
+WORLD_SIZES = {"01_dataparallel": (1,)}
+CASES = [(chapter, size) for chapter in CHAPTERS for size in WORLD_SIZES.get(chapter, (1, 2, 3))]
+EVAL = "07_dist_eval"
+
+# ------------------------------------------------------------- every number of images from 1 to 17
+
+COUNTS, CLASSES = range(1, 18), 8
+# The place of the true class among the guesses, image by image: 0 is right, 5 not in the top 5.
+PLACES = [0, 2, 5, 0, 1, 7, 0, 4, 6, 0, 3, 0, 7, 1, 0, 5, 0]
+
+
+def guesser() -> nn.Module:
+    torch.manual_seed(2)
+    return tiny_float32("", CLASSES, False)
+
+
+def validation_images() -> tuple[Tensor, Tensor]:
+    """17 images and their classes, chosen so that the guesser is right about some of them."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(256, (17, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    places = torch.tensor(PLACES)[:, None]
+    with torch.no_grad():
+        return images, guesser()(normalised(images)).argsort(1, True).gather(1, places)[:, 0]
+
+
+def guess_plainly(model: nn.Module, images: Tensor, targets: Tensor) -> list[dict]:
+    """What the model says of one image after the other, with none of the chapters' code."""
+    model.eval()
+    guesses = []
+    for image, target in zip(images, targets.tolist(), strict=True):
+        with torch.no_grad():
+            logits = model(normalised(image[None]))[0].double()
+        order = logits.argsort(descending=True).tolist()[:5]
+        shares = logits.softmax(0)
+        guess = {"true": target, "loss": -shares[target].log().item(), "top": order}
+        guesses.append(guess | {"probabilities": shares[order].tolist()})
+    return guesses
+
+
+def summed_up(guesses: list[dict]) -> dict:
+    """The numbers of an evaluation, counted one by one."""
+    count = len(guesses)
+    right = sum(guess["true"] == guess["top"][0] for guess in guesses)
+    among_five = sum(guess["true"] in guess["top"] for guess in guesses)
+    loss = sum(guess["loss"] for guess in guesses) / count
+    acc1, acc5 = 100 * right / count, 100 * among_five / count
+    return {"loss": loss, "acc1": acc1, "acc5": acc5, "images": count}
+
+
+def counted_pairs(guesses: list[dict]) -> Counter:
+    """How often each class was taken for each."""
+    return Counter((guess["true"], guess["top"][0]) for guess in guesses)
+
+
+def assert_same_result(result: dict, expected: dict) -> None:
+    """Counts and accuracies to the last bit, the loss but for the rounding of sums."""
+    for name in ("images", "acc1", "acc5"):
+        assert result[name] == expected[name], (name, result, expected)
+    assert result["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
+def enter(chapter: str) -> tuple[ModuleType, SimpleNamespace, int, int]:
+    """In a crew member: the chapter, its arguments, rank and world size, other ranks joined."""
+    module = load_chapter(chapter)
+    argv = ["--synthetic", "--image-size", "8", "--batch-size", "6", "--workers", "0"]
+    args = module.build_parser().parse_args([*argv, *AS_OTHERS.get(chapter, [])])
+    if chapter == SLURM:
+        os.environ |= module.places_of_task(os.environ, args.procs_per_task)[0]
+    rank, world_size, _ = module.setup_distributed(args)
+    return module, args, rank, world_size
+
+
+def evaluate(module: ModuleType, args: SimpleNamespace, model: nn.Module, loader: object) -> list:
+    """[the numbers, and in 07 the confusion matrix and this rank's rows]."""
+    own = [CLASSES] if "classes" in inspect.signature(module.evaluate).parameters else []
+    answer = module.evaluate(args, model, loader, SimpleNamespace(no_bar=True), *own)
+    return list(answer) if own else [answer]
+
+
+def evaluate_counts(chapter: str) -> list[dict]:
+    """In a crew member: the first n images, for each n, in one process group."""
+    module, args, rank, world_size = enter(chapter)
+    images, targets = validation_images()
+    train_set = TensorDataset(images, targets)
+    model, answers = guesser(), []
+    for count in COUNTS:
+        val_set = TensorDataset(images[:count], targets[:count])
+        loader = module.build_loaders(args, train_set, val_set, rank, world_size)[1]
+        result, *details = evaluate(module, args, model, loader)
+        own_images = sum(len(batch_targets) for _, batch_targets in loader)
+        answers.append(result | {"own_images": own_images})
+        if details:
+            answers[-1]["confusion"] = details[0].tolist()
+            answers[-1]["rows"] = module.gather_rows(details[1], count, world_size).tolist()
+    module.cleanup()
+    return answers
+
+
+@pytest.mark.parametrize(("chapter", "world_size"), CASES)
+def test_every_count_is_exact(chapter: str, world_size: int, crew: Crew) -> None:
+    guesses = guess_plainly(guesser(), *validation_images())
+    answers = crew.run(evaluate_counts, chapter, world_size=world_size)
+    not_trivial = 0
+    for index, count in enumerate(COUNTS):
+        expected = summed_up(guesses[:count])
+        assert expected["acc1"] == 100 * PLACES[:count].count(0) / count
+        not_trivial += 0 < expected["acc1"] < expected["acc5"] < 100
+        for rank, answer in enumerate(answers):
+            assert_same_result(answer[index], expected)
+            # A rank that has no images at all has a part in the sum nevertheless.
+            share = count // world_size + (rank < count % world_size)
+            assert answer[index]["own_images"] == share
+        if chapter == EVAL:
+            check_details(answers, index, guesses[:count])
+    # Where all are right or all are wrong, other images would give the same.
+    assert not_trivial > 10
+    assert world_size < 3 or answers[2][0]["own_images"] == answers[2][1]["own_images"] == 0
+
+
+def check_details(answers: list[list[dict]], index: int, guesses: list[dict]) -> None:
+    """07: each rank has the whole matrix, and the row of each image where the image is."""
+    pairs = counted_pairs(guesses)
+    for answer in answers:
+        matrix, lines = answer[index]["confusion"], answer[index]["rows"]
+        assert len(matrix) == CLASSES and sum(map(sum, matrix)) == len(guesses)
+        assert all(matrix[true][guess] == number for (true, guess), number in pairs.items())
+        for line, guess in zip(lines, guesses, strict=True):
+            assert line[:5] == guess["top"]
+            assert line[5:] == pytest.approx(guess["probabilities"], rel=1e-5)
+
+
+# ------------------------------------------------------- statistics that differ between the ranks
+
+
+def model_of_rank(rank: int) -> nn.Module:
+    """One with BatchNorm that has seen other images than on any other rank."""
+    torch.manual_seed(3)
+    model = tiny_batchnorm("", CLASSES, False)
+    model.head.weight.data *= 10
+    model.norm.running_mean += rank
+    model.norm.running_var *= 1 + 2 * rank
+    model.norm.num_batches_tracked += rank
+    return model
+
+
+def evaluate_own_buffers(chapter: str) -> tuple[dict, dict]:
+    """In a crew member: the result, and the buffers after it."""
+    module, args, rank, world_size = enter(chapter)
+    val_set = TensorDataset(*validation_images())
+    loader = module.build_loaders(args, val_set, val_set, rank, world_size)[1]
+    model = model_of_rank(rank)
+    result = evaluate(module, args, model, loader)[0]
+    module.cleanup()
+    return result, {name: buffer.tolist() for name, buffer in model.named_buffers()}
+
+
+@pytest.mark.parametrize(("chapter", "world_size"), CASES)
+def test_the_model_of_rank_0_is_evaluated(chapter: str, world_size: int, crew: Crew) -> None:
+    images, targets = validation_images()
+    models = [model_of_rank(rank) for rank in range(3)]
+    by_rank = [summed_up(guess_plainly(model, images, targets)) for model in models]
+    assert abs(by_rank[1]["loss"] - by_rank[0]["loss"]) > 0.1
+    assert abs(by_rank[2]["loss"] - by_rank[0]["loss"]) > 0.1
+    buffers = {name: buffer.tolist() for name, buffer in model_of_rank(0).named_buffers()}
+    assert len(buffers) == 3
+    for result, after in crew.run(evaluate_own_buffers, chapter, world_size=world_size):
+        assert_same_result(result, by_rank[0])
+        assert after == buffers
+
+
+# ------------------------------------------------------------ whole runs: log, checkpoint and files
+
+
+def run_main(crew: Crew, chapter: str, world_size: int, argv: list, patches: dict | None = None):
+    """main(argv) on all ranks, which must end well."""
+    words = [str(word) for word in argv]
+    for answer in crew.run(call_main, chapter, words, patches, world_size=world_size):
+        assert answer["exit"] is None, answer
+
+
+def read_csv(path: Path) -> list[list[str]]:
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def assert_details_are_true(
+    run_dir: Path, predictions: Path, names: list[str], paths: list[str], targets: list[int],
+    guesses: list[dict], tolerance: float,
+) -> None:  # fmt: skip
+    """The files of 07 say what is counted by hand."""
+    pairs, k = counted_pairs(guesses), min(5, len(names))
+    table = read_csv(run_dir / "confusion.csv")
+    assert table[0][1:] == names and [line[0] for line in table[1:]] == names
+    counted = [
+        [str(pairs[true, guess]) for guess in range(len(names))] for true in range(len(names))
+    ]
+    assert [line[1:] for line in table[1:]] == counted
+    header, *lines = read_csv(run_dir / "per_class.csv")
+    assert header == ["class", "images", "correct", "acc1", "most often mistaken for"]
+    assert [line[0] for line in lines] == names
+    for own, (_, images, correct, acc1, mistaken_for) in enumerate(lines):
+        wrong = {names[guess]: n for (true, guess), n in pairs.items() if true == own != guess}
+        assert int(images) == targets.count(own) and int(correct) == pairs[own, own]
+        assert acc1 == (f"{100 * int(correct) / int(images):.2f}" if int(images) else "")
+        assert wrong.get(mistaken_for, 0) == max(wrong.values(), default=0)
+        assert bool(mistaken_for) == bool(wrong)
+
+    header, *lines = read_csv(predictions)
+    numbered = [f"{word}{i}" for i in range(1, k + 1) for word in ("class", "prob")]
+    assert header == ["path", "label", *numbered]
+    # Each image, once, in the order of the data set.
+    assert [line[0] for line in lines] == paths
+    assert [line[1] for line in lines] == [names[target] for target in targets]
+    for line, guess in zip(lines, guesses, strict=True):
+        assert line[2::2] == [names[number] for number in guess["top"]]
+        probabilities = [float(cell) for cell in line[3::2]]
+        assert probabilities == pytest.approx(guess["probabilities"], abs=tolerance)
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert sum(probabilities) <= 1 + 1e-6 * k  # as printed: each rounded
+
+
+@pytest.fixture(scope="module", params=["02_distributed", EVAL])
+def trained(
+    request: pytest.FixtureRequest, crew: Crew, image_folder: Path, tmp_path_factory
+) -> Iterator[tuple[str, list, Path]]:
+    """A model with BatchNorm, trained one epoch on JPEG files by two ranks: the chapter, its
+    arguments and its output."""
+    folder = tmp_path_factory.mktemp("trained")
+    argv = ["--data", image_folder, "--arch", "resnet18", "--image-size", "32", "--epochs", 1]
+    argv += ["--batch-size", 6, "--lr", 0.02, "--workers", 0]
+    more = ["--save-predictions", folder / "1.csv"] if request.param == EVAL else []
+    run_main(crew, request.param, 2, [*argv, "--output-dir", folder / "run", *more])
+    yield request.param, argv, folder
+
+
+# torchvision 0.29 says that its decoders will go some day.
+@pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
+def test_its_checkpoint_gives_its_number(trained: tuple, crew: Crew, tmp_path: Path) -> None:
+    """Evaluated again, the model that was saved gives what the log of the training says of it, on
+    1, 2 and 3 ranks; and 07 writes the same of it each time, as counted by hand."""
+    chapter, argv, folder = trained
+    (logged,) = rows(folder / "run", "eval")
+    module = load_chapter(chapter)
+    words = [str(word) for word in argv]
+    val_set = module.build_datasets(module.build_parser().parse_args(words))[1]
+    images = torch.stack([image for image, _ in val_set])
+    model = module.build_model("resnet18", 3, False)
+    model.load_state_dict(load_state(folder / "run/checkpoint.pt")["model"])
+    guesses = guess_plainly(model, images, torch.tensor(val_set.targets))
+    expected = summed_up(guesses)
+    assert 0 < expected["acc1"] < 100 and expected["images"] == 11
+    # Not the same of each image, as after too high a rate: any order would then be right.
+    assert len({round(guess["probabilities"][0], 3) for guess in guesses}) > 8
+    again = [*argv, "--evaluate", "--resume", folder / "run/checkpoint.pt"]
+    run_dirs = [folder / "run"]
+    for world_size in (1, 2, 3):
+        run_dirs.append(tmp_path / str(world_size))
+        more = ["--save-predictions", run_dirs[-1].with_suffix(".csv")] if chapter == EVAL else []
+        run_main(crew, chapter, world_size, [*again, "--output-dir", run_dirs[-1], *more])
+        (result,) = rows(run_dirs[-1], "eval", "evaluate.jsonl")
+        assert_same_result(result, logged)
+    assert_same_result(logged, expected)
+    if chapter == EVAL:
+        paths = [path for path, _ in val_set.samples]
+        assert len(set(paths)) == 11 and all(map(os.path.isfile, paths))
+        for run_dir, file in zip(
+            run_dirs,
+            [folder / "1.csv", *(d.with_suffix(".csv") for d in run_dirs[1:])],
+            strict=True,
+        ):
+            # A batch of another size rounds otherwise, and so may the sixth digit.
+            details = (val_set.classes, paths, val_set.targets, guesses, 3e-6)
+            assert_details_are_true(run_dir, file, *details)
+
+
+@pytest.mark.parametrize("count", [44, 4], ids=["11 images", "1 image"])
+def test_predictions_do_not_depend_on_ranks(count: int, crew: Crew, tmp_path: Path) -> None:
+    """The same files, byte for byte, from any number of ranks, also when one has no image."""
+    argv = ["--synthetic", count, "--image-size", "8", "--batch-size", "6", "--workers", "0"]
+    argv += ["--evaluate", "--pretrained"]  # needs no checkpoint: the tiny model ignores it
+    files = []
+    for world_size in (1, 2, 3):
+        folder = tmp_path / str(world_size)
+        more = ["--output-dir", folder, "--save-predictions", folder.with_suffix(".csv")]
+        patches = {"build_model": tiny_float64}
+        run_main(crew, EVAL, world_size, [*argv, *more], patches)
+        found = [folder.with_suffix(".csv"), folder / "confusion.csv", folder / "per_class.csv"]
+        files.append([file.read_bytes() for file in found])
+        assert not list(tmp_path.rglob("*.tmp"))
+    assert files[0] == files[1] == files[2]
+
+    module = load_chapter(EVAL)
+    words = [str(word) for word in argv]
+    images, targets = module.build_datasets(module.build_parser().parse_args(words))[1].tensors
+    torch.manual_seed(0)
+    guesses = guess_plainly(tiny_float64("", 10, False), images, targets)
+    assert len(guesses) == count // 4
+    paths = [f"image {number}" for number in range(count // 4)]
+    names = [str(number) for number in range(10)]
+    details = (names, paths, targets.tolist(), guesses, 1e-6)
+    assert_details_are_true(tmp_path / "3", tmp_path / "3.csv", *details)
+
+
+# ---------------------------------------------------------------- the error of the padded sampler
+
+
+class RightExceptOnTheFirst(nn.Module):
+    """Reads an image's number from its pixels, and gives the right class, but for image 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(9.0))
+
+    def forward(self, images: Tensor) -> Tensor:
+        numbers = (images[:, 0, 0, 0] * (255 * 0.229) + 255 * 0.485).round().long()
+        answers = (numbers + (numbers == 0)) % 10
+        return self.scale * nn.functional.one_hot(answers, 10)
+
+
+def right_except_on_the_first(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
+    return RightExceptOnTheFirst()
+
+
+def numbered_images(args: SimpleNamespace) -> tuple[TensorDataset, TensorDataset, int]:
+    """In place of build_datasets: --synthetic images, all to evaluate, that show their number."""
+    numbers = torch.arange(args.synthetic)
+    images = numbers.byte().view(-1, 1, 1, 1).expand(-1, 3, 8, 8)
+    dataset = TensorDataset(images, numbers % 10)
+    return dataset, dataset, 10
+
+
+@pytest.mark.parametrize(
+    ("world_size", "images", "twice"),
+    [(2, 11, 1), (3, 10, 2), (3, 11, 1), (2, 12, 0), (3, 12, 0), (1, 11, 0)],
+)
+def test_naive_evaluation_is_off_by_its_padding(
+    world_size: int, images: int, twice: int, crew: Crew, tmp_path: Path
+) -> None:
+    """The one wrong image comes first, so where shares are padded it counts twice."""
+    argv = ["--synthetic", images, "--image-size", 8, "--batch-size", 6, "--workers", 0]
+    argv += ["--evaluate", "--pretrained", "--compare-naive", "--output-dir", tmp_path]
+    patches = {"build_model": right_except_on_the_first, "build_datasets": numbered_images}
+    run_main(crew, EVAL, world_size, argv, patches)
+    (exact,) = rows(tmp_path, "eval", "evaluate.jsonl")
+    (naive,) = rows(tmp_path, "naive", "evaluate.jsonl")
+    assert (exact["images"], exact["acc1"]) == (images, 100 * (images - 1) / images)
+    assert (naive["images"], naive["counted_twice"]) == (images + twice, twice)
+    wrong = 2 if twice else 1
+    padded = 100 * (images + twice - wrong) / (images + twice)
+    assert naive["acc1"] == pytest.approx(padded, abs=1e-9)
+    assert naive["acc1_off_by"] == pytest.approx(padded - exact["acc1"], abs=1e-9)
+    if twice:
+        assert naive["acc1_off_by"] < -5 and naive["loss"] > exact["loss"] + 0.4
+    else:
+        assert naive["loss"] == pytest.approx(exact["loss"], rel=1e-9)

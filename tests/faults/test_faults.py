@@ -1,0 +1,259 @@
+"""What becomes of a job when a rank dies, is absent, or is told to end.
+
+Everything here is really launched. The core runs in every session, the whole table with
+`-m "proof or not proof"`, as `make proof` and `make faults` do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_table import FaultTable
+from harness import (
+    HOROVOD,
+    ROOT,
+    SLURM,
+    TINY,
+    Result,
+    alive,
+    assert_same,
+    command_for,
+    events,
+    finish,
+    kill_all,
+    load_state,
+    rows,
+    start,
+)
+
+ALONE, HUB, SPAWNS = "01_dataparallel", "02_distributed", "03_multiprocessing"
+WITH_FAULT = ROOT / "tests/support/with_fault.py"
+# Two epochs of 5 steps on every rank, and 2 (alone: 2) batches of evaluation after each.
+RUN = ["--synthetic", "40", *TINY, "--epochs", "2", "--print-freq", "1", "--output-dir", "run"]
+# These are about processes and time: a GPU would only make their start slower.
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def fault(chapter: str, rank: int, at: str, do: str, folder: Path) -> dict[str, str]:
+    """The environment in which tests/support/with_fault.py runs a chapter with this fault."""
+    told = {"chapter": chapter, "rank": rank, "at": at, "do": do, "struck": str(folder / "struck")}
+    return NO_GPU | {"FAULT": json.dumps(told)}
+
+
+def seconds_since(folder: Path) -> float:
+    """Since the fault."""
+    return time.time() - float((folder / "struck").read_text())
+
+
+def go(chapter: str, env: dict[str, str], folder: Path, *more: str, timeout: float = 150) -> Result:
+    """A launch of the chapter with a fault, on two ranks, to its end."""
+    command = command_for(chapter, [*RUN, *more], 2, WITH_FAULT)
+    return finish(start(command, folder, env), timeout)
+
+
+def trained(state: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint less its arguments, which hold --resume."""
+    return {key: value for key, value in state.items() if key != "args"}
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What a run without a fault ends with, by chapter; made when first asked for."""
+
+    class Runs(dict):
+        def __missing__(self, chapter: str) -> dict[str, Any]:
+            folder = tmp_path_factory.mktemp("undisturbed")
+            result = go(chapter, fault(chapter, 0, "never", "kill", folder), folder)
+            assert result.returncode == 0, result.output
+            self[chapter] = trained(load_state(folder / "run/checkpoint.pt"))
+            return self[chapter]
+
+    return Runs()
+
+
+# ----------------------------------------------------------------------------------- a rank dies
+
+PHASES = {"start-up": "start", "mid-epoch": "step 8", "evaluation": "evaluation 3"}
+# How the launcher, or the parent, names the rank that was killed.
+NAMES = {
+    HUB: r"rank\s*: {rank} \(local_rank: {rank}\)\s+exitcode\s*: -9",
+    SPAWNS: r"03_multiprocessing: error: the process of local rank {rank} ended with SIGKILL",
+    HOROVOD: r"Process name: {rank}\b|Process {rank} exit with status code (-9|137)",
+    SLURM: r"task {rank}: Killed",
+}
+DEATHS = [
+    *((chapter, phase, rank) for chapter in NAMES for phase in PHASES for rank in (0, 1)),
+    *((chapter, "saving", 0) for chapter in NAMES),
+    *((ALONE, phase, 0) for phase in (*PHASES, "saving")),
+]
+CORE_DEATHS = [
+    (ALONE, "saving", 0), (HUB, "start-up", 0), (HUB, "mid-epoch", 1), (HUB, "saving", 0),
+    (SPAWNS, "evaluation", 1), (HOROVOD, "mid-epoch", 1), (SLURM, "evaluation", 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("chapter", "phase", "rank"),
+    [pytest.param(*d, marks=() if d in CORE_DEATHS else pytest.mark.proof) for d in DEATHS],
+)
+def test_death_of_a_rank(
+    chapter: str, phase: str, rank: int, tmp_path: Path, undisturbed: dict, fault_table: FaultTable
+) -> None:
+    """The whole job ends soon and non-zero, nobody is left, the rank is named, the checkpoint is
+    whole; and the next start goes on to what an undisturbed run ends with, bit for bit."""
+    env = fault(chapter, rank, PHASES.get(phase, "save 3"), "kill", tmp_path)
+    result = go(chapter, env, tmp_path)
+    seconds = seconds_since(tmp_path)
+    assert result.returncode != 0, result.output
+    assert seconds < 30, f"{seconds:.1f} s\n{result.output}"
+    if chapter in NAMES:
+        pattern = NAMES[chapter].format(rank=rank)
+        assert re.search(pattern, result.stderr + result.stdout), result.output
+    else:
+        assert result.returncode == -signal.SIGKILL
+    run_dir, resumed = tmp_path / "run", 0
+    if phase != "start-up":
+        assert load_state(run_dir / "checkpoint.pt")["epoch"] == 1
+        assert load_state(run_dir / "best.pt")["epoch"] == 1
+        assert len(events(run_dir)) > 5  # each line is JSON
+        resumed = 5
+    assert (run_dir / "saving.tmp").exists() == (phase == "saving")
+
+    again = go(chapter, env, tmp_path, "--resume", "auto")
+    assert again.returncode == 0, again.output
+    assert rows(run_dir, "start")[-1]["resumed_from_step"] == resumed
+    assert_same(trained(load_state(run_dir / "checkpoint.pt")), undisturbed[chapter])
+    assert not list(run_dir.glob("*.tmp"))
+    named = "the launcher names it, " if chapter in NAMES else ""
+    outcome = f"job ends with status {result.returncode}, {named}--resume auto ends exactly alike"
+    fault_table(f"rank {rank} killed, {phase}", chapter, outcome, seconds)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("chapter", [ALONE, *NAMES])
+def test_killed_at_any_step(
+    chapter: str, seed: int, tmp_path: Path, undisturbed: dict, fault_table: FaultTable
+) -> None:
+    """Killed twice, at random steps: it goes back to the epoch boundary before, and ends alike."""
+    draw, done = random.Random(f"{chapter} {seed}"), 0
+    for resume in ([], ["--resume", "auto"]):
+        step = draw.randrange(done + 1, 11 if resume else 10)
+        (tmp_path / "struck").unlink(missing_ok=True)
+        rank = 0 if chapter == ALONE else draw.randrange(2)
+        env = fault(chapter, rank, f"step {step - done}", "kill", tmp_path)
+        assert go(chapter, env, tmp_path, *resume).returncode != 0
+        done, saved = (step - 1) // 5 * 5, tmp_path / "run/checkpoint.pt"
+        kept = load_state(saved)["global_step"] if saved.exists() else 0
+        # In the first step after a boundary rank 0 may still have been saving.
+        assert kept == done or (rank == 1 and (step, kept) == (done + 1, done - 5))
+        done = kept
+    again = go(chapter, env, tmp_path, "--resume", "auto")
+    assert again.returncode == 0, again.output
+    assert rows(tmp_path / "run", "start")[-1]["resumed_from_step"] == done
+    assert_same(trained(load_state(tmp_path / "run/checkpoint.pt")), undisturbed[chapter])
+    fault_table("killed twice, at random steps", chapter, "resumed, ends exactly alike", None)
+
+
+def test_torchrun_restarts(tmp_path: Path, undisturbed: dict, fault_table: FaultTable) -> None:
+    """`torchrun --max-restarts 2` and `--resume auto` finish the training by themselves. Without
+    the variable the ranks of a new attempt sometimes find the addresses of the old one in the
+    store that they share with torchrun, and fail or wait (pytorch/pytorch#135712, torch 2.15)."""
+    env = fault(HUB, 1, "step 8", "kill", tmp_path)
+    env |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc-per-node", "2", "--max-restarts", "2", WITH_FAULT]
+    result = finish(start([*torchrun, *RUN, "--resume", "auto"], tmp_path, env), 150)
+    assert result.returncode == 0, result.output
+    run_dir = tmp_path / "run"
+    assert [row["resumed_from_step"] for row in rows(run_dir, "start")] == [0, 5]
+    assert_same(trained(load_state(run_dir / "checkpoint.pt")), undisturbed[HUB])
+    outcome = "restarted and finished by itself, ends exactly alike"
+    seconds = seconds_since(tmp_path)
+    fault_table("rank 1 killed under torchrun --max-restarts 2", HUB, outcome, seconds)
+
+
+# ------------------------------------------------------------------------------- a rank is absent
+
+# What the rank that waited says: which collective, and for how long.
+WAITED = r"Application timeout caused pair closure|Timed out waiting|[Tt]imed? ?out after"
+# Where: forward first takes rank 0's buffers, so a rank that has stopped is missed there.
+PLACES = {
+    "start-up": "init_process_group",
+    "mid-epoch": "_sync_buffers",
+    "evaluation": "all_reduce",
+}
+ABSENCES = [(c, phase) for c in (HUB, SPAWNS, SLURM) for phase in PHASES]
+CORE_ABSENCES = [(HUB, "mid-epoch"), (HUB, "start-up"), (SPAWNS, "evaluation")]
+
+
+@pytest.mark.parametrize(
+    ("chapter", "phase"),
+    [pytest.param(*a, marks=() if a in CORE_ABSENCES else pytest.mark.proof) for a in ABSENCES],
+)
+def test_absent_rank(chapter: str, phase: str, tmp_path: Path, fault_table: FaultTable) -> None:
+    """One rank sleeps: the other waits for --dist-timeout, and its error says in which call."""
+    env = fault(chapter, 1, PHASES[phase], "sleep", tmp_path)
+    result = go(chapter, env, tmp_path, "--dist-timeout", "8")
+    seconds = seconds_since(tmp_path)
+    assert result.returncode != 0 and 5 < seconds < 60, f"{seconds:.1f} s\n{result.output}"
+    text = result.stdout + result.stderr
+    said = [line for line in text.splitlines() if re.search(WAITED, line)]
+    said.sort(key=lambda line: "[W" in line)  # the error itself before a warning of the same
+    assert said and PLACES[phase] in text, result.output
+    shown = re.sub(r"^(\[rank\d+\]: ?|\S+: )*", "", said[0].strip())
+    fault_table(f"rank 1 absent, {phase}, --dist-timeout 8", chapter, shown[:160], seconds)
+
+
+# --------------------------------------------------------------------------------- told to end
+
+LONG = ["--synthetic", "40", *TINY[:-1], "1", "--epochs", "500", "--print-freq", "1"]
+CHAPTERS_TOLD = [ALONE, HUB, SPAWNS, HOROVOD, SLURM]
+
+
+def running(chapter: str, folder: Path) -> subprocess.Popen:
+    """A job that has saved its first epoch, with its loader's workers at work."""
+    process = start(command_for(chapter, [*LONG, "--output-dir", "run"], 2), folder, NO_GPU)
+    log, deadline = folder / "run/metrics.jsonl", time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        if log.exists() and log.read_text().count('"train"') > 6:
+            return process
+        time.sleep(0.1)
+    kill_all(process)
+    raise AssertionError(process.communicate())
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "Ctrl-C"])
+@pytest.mark.parametrize("chapter", CHAPTERS_TOLD)
+def test_told_to_end(chapter: str, how: str, tmp_path: Path, fault_table: FaultTable) -> None:
+    """SIGTERM to what was typed, or Ctrl-C in its terminal: every process ends within seconds,
+    loader workers too, and the last checkpoint is whole."""
+    process, began = running(chapter, tmp_path), time.monotonic()
+    if how == "SIGTERM":
+        process.send_signal(signal.SIGTERM)
+    else:
+        os.killpg(process.pid, signal.SIGINT)  # a terminal's signal reaches all in its group
+        if "srun" in map(str, process.args):
+            time.sleep(0.2)  # srun asks once more: "interrupt (one more within 1 sec to abort)"
+            os.killpg(process.pid, signal.SIGINT)
+    while alive(process) and time.monotonic() < began + 60:
+        process.poll()
+        time.sleep(0.1)
+    seconds = time.monotonic() - began
+    result = finish(process, 5)
+    assert seconds < 25, f"{seconds:.1f} s\n{result.output}"
+    assert result.returncode != 0, result.output
+    state = load_state(tmp_path / "run/checkpoint.pt")
+    assert state["epoch"] >= 1 and events(tmp_path / "run")
+    outcome = f"all processes end, status {result.returncode}; checkpoint whole"
+    fault_table(f"{how} to the launcher", chapter, outcome, seconds)

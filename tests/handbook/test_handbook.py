@@ -1,0 +1,133 @@
+"""Every example of the handbook runs, and prints what its pages show.
+
+`pytest tests/handbook --write-outputs` writes what was printed beside each example.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from harness import GLOO_ABORT, ROOT, run_short
+
+EXAMPLES = sorted((ROOT / "docs/examples/handbook").glob("*.py"))
+ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": ""}  # as the pages say
+PAGES = sorted(ROOT.glob("docs/??/handbook/*.md"))
+
+
+def output_of(example: Path, logs: Path) -> str:
+    """What the line of its docstring that starts it prints, with this Python; all of rank 0, then
+    all of rank 1...: on one pipe the lines of two ranks may run into each other."""
+    name = str(example.relative_to(ROOT))
+    lines = [x.strip() for x in ast.get_docstring(ast.parse(example.read_text())).splitlines()]
+    (line,) = [x for x in lines if name in x and x.startswith(("torchrun ", "python "))]
+    launcher, *words = shlex.split(line)
+    if launcher == "torchrun":
+        words = ["-m", "torch.distributed.run", "--redirects", "1", "--log-dir", logs, *words]
+    result = run_short([sys.executable, *words], ROOT, 180, ON_CPU)
+    assert result.returncode == 0, result.output
+    # torchrun makes a folder of logs for each launch; those before the last one aborted.
+    launches = sorted(logs.glob("*"), key=lambda path: path.stat().st_mtime_ns)
+    written = [path for last in launches[-1:] for path in last.glob("attempt_0/*/stdout.log")]
+    written.sort(key=lambda path: int(path.parts[-2]))
+    return result.stdout + "".join(path.read_text() for path in written)
+
+
+ABORTS_ONCE = f'''"""An example that aborts the first time.
+
+torchrun --standalone --nproc-per-node 1 once.py
+"""
+import sys
+from pathlib import Path
+
+print("rank 0 is here")
+if not Path("seen").exists():
+    Path("seen").touch()
+    sys.exit("{GLOO_ABORT}")
+'''
+
+
+@pytest.mark.filterwarnings("ignore:aborted while Python ended")
+def test_an_example_that_aborted_is_told_by_its_last_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    (tmp_path / "once.py").write_text(ABORTS_ONCE)
+    assert output_of(tmp_path / "once.py", tmp_path / "logs") == "rank 0 is here\n"
+    assert (tmp_path / "seen").exists()
+
+
+@pytest.mark.filterwarnings("ignore:aborted while Python ended")
+@pytest.mark.parametrize(("aborts", "says", "status", "runs"), [
+    (2, GLOO_ABORT, 0, 3), (3, GLOO_ABORT, 3, 3), (1, "Aborted", 1, 1),
+])  # fmt: skip
+def test_only_the_abort_of_gloo_is_forgiven(
+    aborts: int, says: str, status: int, runs: int, tmp_path: Path
+) -> None:
+    script = f"echo >> runs; n=$(wc -l < runs); ((n > {aborts})) || {{ echo {says} >&2; exit $n; }}"
+    assert run_short(["bash", "-c", script], tmp_path, 20).returncode == status
+    assert (tmp_path / "runs").read_text() == "\n" * runs
+
+
+def by_rank(text: str) -> list[str]:
+    """Lines of ranks come in any order: those that begin with "rank N", by N; others, first."""
+
+    def rank(line: str) -> int:
+        found = re.match(r"rank (\d+)\b", line)
+        return int(found[1]) if found else -1
+
+    return sorted(text.splitlines(), key=rank)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_example(example: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    printed, shown = by_rank(output_of(example, tmp_path)), example.with_suffix(".txt")
+    assert printed
+    if request.config.getoption("--write-outputs"):
+        shown.write_text("\n".join(printed) + "\n")
+    assert printed == shown.read_text().splitlines()
+
+
+def test_outputs_have_examples() -> None:
+    assert sorted(EXAMPLES[0].parent.glob("*.txt")) == [p.with_suffix(".txt") for p in EXAMPLES]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_example_is_shown(example: Path) -> None:
+    """In both languages, with its output; and it is short enough to be read."""
+    name = str(example.relative_to(ROOT))
+    assert 15 <= len(example.read_text().splitlines()) <= (160 if "home_made" in name else 86)
+    for language in ("zh", "en"):
+        text = "\n".join(p.read_text() for p in PAGES if p.parts[-3] == language)
+        assert re.search(rf"^@(file|code) {re.escape(name)}\b", text, re.M), language
+        assert f"@file {name.removesuffix('.py')}.txt" in text, language
+
+
+# Ranks that part on purpose, or one alone, or nothing sent: see "Before the process ends".
+NO_BARRIER = {"coll_monitored_barrier", "group_timeout", "group_new_group_missing", "elastic_env",
+              "group_init_errors", "group_queries"}  # fmt: skip
+
+
+def test_examples_end_with_a_barrier() -> None:
+    """Nothing is sent after it."""
+    ending = {p.stem: p.read_text() for p in EXAMPLES if "destroy_process_group()" in p.read_text()}
+    before = {n: text.rpartition("dist.destroy_process_group()")[0] for n, text in ending.items()}
+    sent = {name: re.findall(r"\bdist\.(\w+)\(", text) for name, text in before.items()}
+    assert {name for name, calls in sent.items() if calls[-1] != "barrier"} == NO_BARRIER
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
+def test_sessions_on_pages(page: Path) -> None:
+    """Python sessions (```pycon) of a page, in one namespace, from top to bottom."""
+    blocks = re.findall(r"^ *```pycon\n(.*?)^ *```", page.read_text(), re.S | re.M)
+    test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, page.stem, str(page), 0)
+    assert len(test.examples) == page.read_text().count(">>> "), "not in a pycon fence"
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    said: list[str] = []
+    runner.run(test, out=said.append)
+    assert runner.failures == 0, "".join(said)

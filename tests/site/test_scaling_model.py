@@ -1,0 +1,79 @@
+"""The cost model behind the page on scaling: its formulas, and that the site shows its numbers."""
+
+import pytest
+from harness import ROOT
+
+from tools.site import scaling_model as model
+
+ASSUME = model.Assumptions()
+NETWORKS = list(model.NETWORKS.values())
+
+
+def test_a_ring_sends_2_n_minus_1_over_n_of_the_bytes():
+    net = model.Network(gpus=8, latency=0, bandwidth=1e9, latency_out=0, bandwidth_out=1e9)
+    for n in (2, 3, 8, 100):
+        assert model.ring(n, 1e9, net) == pytest.approx(2 * (n - 1) / n)
+
+
+def test_hops_of_ring_and_tree():
+    net = model.Network(gpus=8, latency=1, bandwidth=1e9, latency_out=100, bandwidth_out=1e9)
+    assert model.ring(8, 0, net) == 14  # one machine: 2 (8 - 1)
+    assert model.ring(32, 0, net) == 56 + 600  # 62 hops, of which 6 lie between 4 machines
+    assert model.tree(8, 0, net) == 6  # 2 log2 8
+    assert model.tree(32, 0, net) == 14 + 400  # 2 (8 - 1) within, 2 log2 4 between
+
+
+@pytest.mark.parametrize("net", NETWORKS)
+def test_one_gpu_costs_nothing(net):
+    assert model.ring(1, 1e9, net) == model.tree(1, 1e9, net) == 0
+    assert model.step(1, 256, net, ASSUME) == model.compute(256, ASSUME) == 256 / 2500
+    assert model.efficiency(1, 256, net, ASSUME) == 1
+
+
+@pytest.mark.parametrize("net", NETWORKS)
+def test_more_gpus_are_never_more_efficient(net):
+    for images in (8, 64, 256):
+        found = [model.efficiency(n, images, net, ASSUME) for n in model.GPUS]
+        assert found == sorted(found, reverse=True)
+        assert all(0 < share <= 1 for share in found)
+    assert all(model.speedup(n, net, ASSUME) <= n * (1 + 1e-9) for n in model.GPUS)
+
+
+@pytest.mark.parametrize("net", NETWORKS)
+def test_fewer_bytes_and_larger_batches_never_hurt(net):
+    for n in model.GPUS:
+        fp32, bf16 = (model.efficiency(n, 256, net, ASSUME, c) for c in (1, 2))
+        assert bf16 >= fp32 >= model.efficiency(n, 64, net, ASSUME) - 1e-12
+
+
+def test_a_step_is_at_least_compute_and_at_least_communication():
+    total = sum(size for size, _ in model.BUCKETS)
+    assert total == 4 * 25_557_032  # ResNet-50's parameters in fp32
+    assert [share for _, share in model.BUCKETS] == sorted(share for _, share in model.BUCKETS)
+    seconds = model.step(64, 256, model.ETHERNET, ASSUME)
+    assert seconds >= model.compute(256, ASSUME)
+    assert seconds >= sum(model.all_reduce(64, s, model.ETHERNET) for s, _ in model.BUCKETS)
+
+
+@pytest.mark.parametrize("language", ["zh", "en"])
+def test_the_site_shows_what_the_model_says(language):
+    path = ROOT / f"docs/assets/results/scaling.{language}.md"
+    assert path.read_text(encoding="utf-8") == model.tables(language, ASSUME)
+
+
+def test_other_assumptions_are_printed_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(model, "ROOT", tmp_path)
+    model.main(["--least-step-ms", "0"])
+    assert capsys.readouterr().out == model.tables("en", model.Assumptions(least_step_ms=0)) + "\n"
+    for mistake in ("--images-per-second 0", "--local-batch -1", "--least-step-ms nan"):
+        with pytest.raises(SystemExit) as ended:
+            model.main(mistake.split())
+        assert ended.value.code == 2 and mistake in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    for language, word in (("en", "efficiency"), ("zh", "扩展效率")):
+        model.plot(language, ASSUME, tmp_path / "plot.svg")
+        assert word in (tmp_path / "plot.svg").read_text(encoding="utf-8")

@@ -1,0 +1,170 @@
+"""The commands on the pages: each is understood by the program that it starts, and those marked
+``` { .bash .run } are run, in both languages the same ones (test_site.py). And the flags that the
+reference lists."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from harness import (
+    CHAPTERS,
+    HOROVOD,
+    ROOT,
+    SLURM,
+    TINY,
+    events,
+    flags_of,
+    load_chapter,
+    run,
+    run_short,
+)
+from slurm import shared_cluster
+from torch.distributed.run import get_args_parser
+
+from tools.site.check_twins import Command, commands
+
+HUB = "02_distributed"
+ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
+PAGES = sorted((ROOT / "docs").glob("*/**/*.md"))
+LAUNCHERS = ("python", "python3", "torchrun", "horovodrun", "srun", "sbatch")
+PROGRAM = re.compile(r"(?:\./)?(0[1-9]_\w+)/(\w+)\.(py|sbatch)")
+# So few steps that a test can wait for them; the last of two equal flags counts.
+SMALL = ["--synthetic", "40", *TINY, "--epochs", "1"]
+
+
+def parse(folder: str, name: str, words: list[str]) -> None:
+    """By the program's own parser; a job file hands its arguments to main.py."""
+    if name != "elastic":
+        load_chapter(folder).build_parser().parse_args(words)
+        return
+    path = ROOT / folder / "elastic.py"
+    spec = importlib.util.spec_from_file_location("elastic_of_pages", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["main"] = load_chapter(folder)  # it imports the main.py beside it
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules["main"]
+    module.parse_args(words)
+
+
+def mistake(command: Command) -> str | None:
+    """What the programs in a command would complain about; None if it starts no chapter."""
+    at = [n for n, word in enumerate(command.words) if PROGRAM.fullmatch(word)]
+    launcher = command.words[0]
+    if not at or launcher not in LAUNCHERS:
+        return None
+    match = PROGRAM.fullmatch(command.words[at[0]])
+    if not (ROOT / match[0].removeprefix("./")).is_file():
+        return f"there is no {match[0]}"
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            if launcher == "torchrun":
+                get_args_parser().parse_args(command.words[1:])
+            words = command.words[at[0] + 1 :]
+            if not {"-h", "--help"} & set(words):
+                parse(match[1], match[2], words)
+    except SystemExit as error:
+        return (said.getvalue().strip() or str(error)).splitlines()[-1]
+    return ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs")))
+def test_commands_parse(page: Path) -> None:
+    found = {c.line: mistake(c) for c in commands(page.read_text(encoding="utf-8"))}
+    assert {line: wrong for line, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.parametrize("language", ["zh", "en"])
+def test_reference_has_every_flag(language: str) -> None:
+    """In the parsers' order: what all chapters share, then each one's own; with the defaults that
+    are the same on every machine."""
+    text = (ROOT / "docs" / language / "reference.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(--[\w-]+)[^|]* \| ([^|]+) \|", text, re.M))
+    known: dict[str, object] = {}
+    for chapter in [HUB, *CHAPTERS]:
+        parser = load_chapter(chapter).build_parser()
+        for flag in flags_of(chapter):
+            known.setdefault(flag, parser.get_default(flag[2:].replace("-", "_")))
+    assert list(listed) == list(known)
+    elsewhere = ("--workers", "--output-dir", "--nprocs")  # of the machine, of the chapter
+    for flag, default in known.items():
+        if default is not None and default is not False and flag not in elsewhere:
+            value = default if isinstance(default, str) else f"{default:g}"
+            assert listed[flag] == f"`{value}`", flag
+
+
+@pytest.mark.parametrize("language", ["zh", "en"])
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_each_chapter_page_starts_its_chapter(language: str, chapter: str) -> None:
+    text = (ROOT / "docs" / language / "chapters" / f"{chapter}.md").read_text(encoding="utf-8")
+    ours = [c for c in commands(text) if any(f"{chapter}/" in word for word in c.words)]
+    assert [c for c in ours if mistake(c) == ""]
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("python 02_distributed/main.py --sinthetic", "unrecognized arguments: --sinthetic"),
+        ("torchrun --nprocs 2 02_distributed/main.py --synthetic", "unrecognized arguments"),
+        ("horovodrun -np 2 python 05_horovod/main.py --dist-timeout 3", "unrecognized"),
+        ("sbatch 06_slurm/srun_per_gpu.sbatch --nope", "unrecognized arguments: --nope"),
+        ("sbatch 06_slurm/gone.sbatch", "there is no 06_slurm/gone.sbatch"),
+        ('A="--synthetic --nope"\npython 01_dataparallel/main.py $A', "--nope"),
+        ("cd x && python 03_multiprocessing/main.py \\\n  --synthetic --nprocs two", "invalid int"),
+        ("python 03_multiprocessing/main.py --synthetic 2>&1 | tee log.txt  # --nope", ""),
+        ("OMP_NUM_THREADS=1 torchrun --nproc-per-node gpu 02_distributed/main.py --data D", ""),
+        ("torchrun --node-rank $SLURM_NODEID 02_distributed/main.py --data D &", ""),
+    ],
+)
+def test_wrong_commands_are_found(script: str, says: str) -> None:
+    found = [mistake(c) for c in commands(f"```bash\n{script}\n```\n")]
+    (said,) = [wrong for wrong in found if wrong is not None]
+    assert says in said if says else said == ""
+
+
+def marked(language: str = "zh") -> list[Command]:
+    """What is to be run, each once."""
+    texts = [p.read_text("utf-8") for p in PAGES if p.is_relative_to(ROOT / "docs" / language)]
+    found = {c.line: c for text in texts for c in commands(text) if c.run}
+    return list(found.values())
+
+
+@pytest.mark.parametrize("command", marked(), ids=lambda c: " ".join(c.words)[:60])
+def test_marked_commands_run(command: Command, tmp_path: Path) -> None:
+    """As they stand there, in the repository's root, but a chapter in few steps."""
+    words = command.words
+    chapter = next((m[1] for m in map(PROGRAM.fullmatch, words) if m), None)
+    if chapter == HOROVOD and importlib.util.find_spec("horovod") is None:
+        pytest.skip("needs Horovod: PYTHON=python bash 05_horovod/install.sh")
+    needs_slurm = chapter == SLURM or words[0] in ("srun", "sbatch")
+    cluster = shared_cluster() if needs_slurm else None
+    if needs_slurm and cluster is None:
+        pytest.skip("needs Slurm as root: sudo tools/mini_slurm.sh install")
+    for name in [*CHAPTERS, "docs", "tools"]:
+        (tmp_path / name).symlink_to(ROOT / name)
+    env = ON_CPU | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    full = ["bash", "-euc", shlex.join([*words, *(SMALL if chapter else [])])]
+    launch = cluster.user(*full) if cluster else full
+    result = (run if chapter else run_short)(launch, tmp_path, 240, env)
+    assert result.returncode == 0, result.output
+    if chapter:
+        logs = [
+            row for log in tmp_path.glob("runs/*/*.jsonl") for row in events(log.parent, log.name)
+        ]
+        assert {"end", "eval"} & {row["event"] for row in logs}
+        named = set(re.findall(r"`(\w+)`", (ROOT / "docs/en/reference.md").read_text("utf-8")))
+        assert {name for row in logs for name in row} <= named
+
+
+def test_something_is_run() -> None:
+    assert any("03_multiprocessing/main.py" in c.words for c in marked())

@@ -1,0 +1,112 @@
+"""The recipe of the chapters as a plain loop in one process, which every chapter must agree with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from crew import call_main
+from harness import AS_OTHERS, CHAPTERS, load_chapter, rows
+from torch import Tensor, nn
+
+# 50 images are 4 batches of 12, which 1, 2 and 3 ranks divide, and a rest of 2 to drop. The warm-up
+# ends inside an epoch, and nothing is zero that a chapter might forget.
+IMAGES, BATCH, EPOCHS, SEED, WARMUP_EPOCHS = 50, 12, 3, 7, 0.75
+WEIGHT_DECAY, LABEL_SMOOTHING = 0.01, 0.1
+ARGV = ["--synthetic", IMAGES, "--image-size", 8, "--batch-size", BATCH, "--epochs", EPOCHS]
+ARGV += ["--seed", SEED, "--warmup-epochs", WARMUP_EPOCHS, "--weight-decay", WEIGHT_DECAY]
+ARGV += ["--label-smoothing", LABEL_SMOOTHING, "--workers", 0]
+# A rate at which a small mistake grows, and one at which float32's rounding errors do not.
+HIGH_RATE, LOW_RATE = 4.0, 1.0
+
+
+def arguments(output_dir: Path, lr: float, chapter: str = "") -> list[str]:
+    own = AS_OTHERS.get(chapter, [])
+    return [str(word) for word in [*ARGV, "--lr", lr, "--output-dir", output_dir, *own]]
+
+
+def normalised(images: Tensor) -> Tensor:
+    """Bytes as what ImageNet models expect. In float32, as everywhere: its rounding errors would
+    otherwise be the largest difference of all."""
+    mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+    std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+    return (images.float() - 255 * mean) / (255 * std)
+
+
+def train_plainly(build: Callable, lr: float, epochs: int = EPOCHS) -> tuple[nn.Module, list]:
+    """The recipe of the chapters without any of their code, nor torch's optimizers, schedules,
+    losses, loaders and samplers. Returns the model and the momentum of each parameter."""
+    data, _, classes = load_chapter(CHAPTERS[0]).build_datasets(
+        load_chapter(CHAPTERS[0]).build_parser().parse_args(arguments(Path("unused"), lr))
+    )
+    images = torch.stack([image for image, _ in data])
+    targets = torch.tensor([int(target) for _, target in data])
+    assert len(images) == IMAGES and images.dtype == torch.uint8
+    torch.manual_seed(SEED)
+    model = build("", classes, False)
+    model.train()
+    parameters = list(model.parameters())
+    momentum = [torch.zeros_like(parameter) for parameter in parameters]
+    steps_per_epoch = IMAGES // BATCH
+    warmup, total = WARMUP_EPOCHS * steps_per_epoch, EPOCHS * steps_per_epoch
+    step = 0
+    for epoch in range(epochs):
+        # What DistributedSampler documents: one permutation for all ranks, from seed + epoch.
+        order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(SEED + epoch))
+        for batch in order.split(BATCH)[:steps_per_epoch]:
+            share = (step + 1) / warmup
+            if step >= warmup:
+                share = (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
+            rate = share * lr * BATCH / 256
+            logs = model(normalised(images[batch])).log_softmax(1)
+            right = logs[torch.arange(BATCH), targets[batch]]
+            smooth = LABEL_SMOOTHING * logs.mean(1)
+            loss = -((1 - LABEL_SMOOTHING) * right + smooth).mean()
+            with torch.no_grad():
+                gradients = torch.autograd.grad(loss, parameters)
+                for p, gradient, speed in zip(parameters, gradients, momentum, strict=True):
+                    speed.mul_(0.9).add_(gradient + WEIGHT_DECAY * p)
+                    p -= rate * speed
+            step += 1
+    return model, momentum
+
+
+def difference(model: nn.Module, state: dict) -> float:
+    """The largest one between a model's parameters and a checkpoint's; nan if any is."""
+    saved = state["model"]
+    assert saved.keys() == model.state_dict().keys()
+    largest = [(p - saved[name]).abs().max() for name, p in model.named_parameters()]
+    return torch.stack(largest).max().item()
+
+
+def train(chapter: str, argv: list[str], build: Callable) -> dict:
+    """In a crew member: train, and return the parameters that this rank ends with."""
+    built = []
+
+    def build_and_keep(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
+        built.append(build(arch, num_classes, pretrained))
+        return built[0]
+
+    answer = call_main(chapter, argv, {"build_model": build_and_keep})
+    assert answer["exit"] is None, answer
+    # As lists: a tensor in a pipe is a file handle that the sender must keep open.
+    return {name: parameter.tolist() for name, parameter in built[0].named_parameters()}
+
+
+def assert_is_plain_training(
+    state: dict, build: Callable, lr: float, tolerance: float, run_dir: Path
+) -> None:
+    """Parameters and momentum are those of the plain loop; and the run did all the steps."""
+    model, momentum = train_plainly(build, lr)
+    assert state["global_step"] == EPOCHS * (IMAGES // BATCH)
+    assert [row["images"] for row in rows(run_dir, "eval")] == [IMAGES // 4] * EPOCHS
+    # Or two loops that do not train would agree as well.
+    untrained, _ = train_plainly(build, lr, epochs=0)
+    assert difference(untrained, state) > 1000 * tolerance
+    assert difference(model, state) < tolerance
+    kept = state["optimizer"]["state"]
+    assert len(kept) == len(momentum)
+    for index, speed in enumerate(momentum):
+        assert (kept[index]["momentum_buffer"] - speed).abs().max() < tolerance, index

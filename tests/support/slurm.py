@@ -1,0 +1,126 @@
+"""A real Slurm for the tests: two small nodes on this machine, see tools/mini_slurm.sh."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from harness import TOOLS, Result, run
+
+MINI_SLURM = TOOLS / "mini_slurm.sh"
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+
+
+def slurm_is_here() -> bool:
+    """Can a cluster be started? Its daemons lie outside of many users' PATH."""
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    words = ("slurmctld", "slurmd", "munged", "sbatch")
+    return os.geteuid() == 0 and all(shutil.which(word, path=path) for word in words)
+
+
+needs_slurm = pytest.mark.skipif(
+    not slurm_is_here(), reason="needs Slurm as root: sudo tools/mini_slurm.sh install"
+)
+
+
+class MiniSlurm:
+    """A running cluster. Everything on it is bounded, and what fails says what it printed."""
+
+    def __init__(self, folder: Path, netns: bool) -> None:
+        self.folder = folder
+        self.netns = netns
+        self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
+
+    def user(self, *command) -> list:
+        """A command as the user of a cluster would give it."""
+        # The tests' choice of loopback must not get from the user's shell into separate nodes.
+        loopback = ["-u", "GLOO_SOCKET_IFNAME"] if self.netns else []
+        return ["env", *loopback, f"SLURM_CONF={self.env['SLURM_CONF']}", *command]
+
+    def run(self, *command, timeout: float = 30, cwd: Path | None = None) -> Result:
+        """A command of Slurm or another, with this cluster's SLURM_CONF."""
+        return run(self.user(*command), cwd or Path.cwd(), timeout, self.env)
+
+    def checked(self, *command, cwd: Path | None = None) -> str:
+        """The output of a command that must succeed."""
+        result = self.run(*command, cwd=cwd)
+        assert result.returncode == 0, result.output
+        return result.stdout
+
+    def srun(self, args: Sequence, timeout: float = 60, cwd: Path | None = None) -> Result:
+        """Run srun to its end."""
+        return self.run("srun", *args, timeout=timeout, cwd=cwd)
+
+    def sbatch(self, script: Path, *args, cwd: Path | None = None) -> int:
+        """Submit a script, from its own folder by default."""
+        # Without the mark of tests/support/harness.py: the job goes on when sbatch has ended.
+        unmarked = ("env", "-u", "LAUNCHED_BY_TEST")
+        command = (*unmarked, "sbatch", "--parsable", *args, script)
+        return int(self.checked(*command, cwd=cwd or script.parent))
+
+    def job(self, job_id: int) -> dict[str, str]:
+        """What scontrol says about a job."""
+        text = self.checked("scontrol", "show", "job", "--oneliner", str(job_id))
+        return dict(re.findall(r"(\S+?)=(\S*)", text))
+
+    def wait(
+        self, job_id: int, states: str | Sequence[str] = ENDED, timeout: float = 60
+    ) -> dict[str, str]:
+        """Wait until a job is in one of the states."""
+        states = (states,) if isinstance(states, str) else states
+        deadline = time.monotonic() + timeout
+        while (job := self.job(job_id))["JobState"] not in states:
+            assert time.monotonic() < deadline, f"not {states} within {timeout} s: {job}"
+            time.sleep(0.2)
+        return job
+
+    def on(self, node: str, *command) -> list:
+        """The words that run a command on a node without Slurm, as if logged in there."""
+        return self.user(MINI_SLURM, "exec", "--dir", self.folder, node, "--", *command)
+
+    def exec(
+        self, node: str, command: Sequence, timeout: float = 60, cwd: Path | None = None
+    ) -> Result:
+        """Run such a command to its end."""
+        return run(self.on(node, *command), cwd or Path.cwd(), timeout)
+
+
+def control(command: str, folder: Path, *args, timeout: float = 60) -> Result:
+    """One of the tool's commands on the cluster of a folder."""
+    return run([MINI_SLURM, command, "--dir", folder, *args], Path.cwd(), timeout)
+
+
+@contextmanager
+def mini_slurm(netns: bool = False) -> Iterator[MiniSlurm]:
+    """A cluster that lives as long as the context. Its folder's name must be short."""
+    folder = Path(tempfile.mkdtemp(prefix="mini-slurm-", dir="/tmp"))
+    try:
+        result = control("up", folder, *(["--netns"] if netns else []))
+        assert result.returncode == 0, result.output
+        yield MiniSlurm(folder, netns)
+    finally:
+        # Not through harness.run: whatever happens above, this happens too.
+        subprocess.run([MINI_SLURM, "down", "--dir", folder], check=True, timeout=60)
+
+
+@functools.cache
+def shared_cluster() -> MiniSlurm | None:
+    """One for all tests of a session that only want to launch; None where there can be none, and
+    on a machine with GPUs, of which it would know nothing."""
+    if not slurm_is_here() or torch.cuda.is_available():
+        return None
+    context = mini_slurm()
+    cluster = context.__enter__()
+    atexit.register(context.__exit__, None, None, None)
+    return cluster

@@ -1,0 +1,72 @@
+"""Run a chapter with a tiny model in place of its build_model.
+
+    torchrun --standalone --nproc-per-node 2 tests/support/with_tiny_model.py 02_distributed --synthetic ...
+    python tests/support/with_tiny_model.py 03_multiprocessing --synthetic --nprocs 2 ...
+
+torchvision has no model that is small, free of BatchNorm and dropout, and runs in float64, where
+two computations of the same thing agree to so many digits that any other thing shows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+from harness import load_chapter
+from torch import Tensor, nn
+
+
+class TinyModel(nn.Module):
+    """300 weights. Smooth, so that a rounding error stays one, with no kink that it could cross."""
+
+    def __init__(self, num_classes: int, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.norm = norm or nn.Identity()
+        self.head = nn.Linear(8 * 2 * 2, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = torch.tanh(self.norm(self.conv(images.to(self.head.weight.dtype))))
+        return self.head(nn.functional.adaptive_avg_pool2d(features, 2).flatten(1))
+
+
+class FrozenNorm(nn.BatchNorm2d):
+    """BatchNorm that uses its running statistics in training too, and leaves them as they are."""
+
+    def train(self, mode: bool = True) -> FrozenNorm:
+        return super().train(False)
+
+
+def tiny_float32(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
+    """Takes the place of build_model; so do those below."""
+    return TinyModel(num_classes)
+
+
+def tiny_float64(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
+    return TinyModel(num_classes).double()
+
+
+def tiny_batchnorm(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
+    return TinyModel(num_classes, nn.BatchNorm2d(8)).double()
+
+
+def tiny_frozen_batchnorm(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
+    return TinyModel(num_classes, FrozenNorm(8)).double()
+
+
+def tiny_other_on_each_rank(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
+    """As when a rank has drawn other random numbers before: rank 0's weights must count."""
+    model = tiny_float64(arch, num_classes, pretrained)
+    for parameter in model.parameters():
+        parameter.data += int(os.environ.get("CREW_RANK", 0))
+    return model
+
+
+# Not only when started: a child of mp.spawn imports this file as __mp_main__, with the parent's
+# sys.argv, and then looks for `worker` in the module of the chapter, by that module's name.
+if __name__ in ("__main__", "__mp_main__"):
+    chapter = load_chapter(sys.argv[1])
+    chapter.build_model = tiny_float64
+if __name__ == "__main__":
+    chapter.main(sys.argv[2:])

@@ -1,0 +1,540 @@
+"""Try every collective of torch.distributed on the backends of this machine, and tabulate it.
+
+    python tools/site/backend_table.py                   # try all, write the tables of the site
+    python tools/site/backend_table.py --only AVG        # try what has AVG in its name, write nothing
+    python tools/site/backend_table.py --check           # do the columns of the site still hold here?
+    python tools/site/backend_table.py --render          # the tables again, from backends.json alone
+    python tools/site/backend_table.py --out FOLDER      # elsewhere than docs/assets/results/backends
+
+Each trial runs in fresh processes, one for a rank, which live for --timeout seconds at most. It
+counts as supported if it raises nothing and all ranks get the right values. nccl takes one GPU for
+each rank: with one GPU its trials run with one rank. What cannot run here has no column.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import multiprocessing
+import os
+import platform
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs/assets/results/backends"
+TABLES = ("table.en.md", "table.zh.md")
+COLUMNS = {
+    "gloo CPU": ("gloo", "cpu"), "gloo CUDA": ("gloo", "cuda"), "nccl CUDA": ("nccl", "cuda"),
+    "cpu:gloo,cuda:nccl CUDA": ("cpu:gloo,cuda:nccl", "cuda"),
+}  # fmt: skip
+DOCS = "https://docs.pytorch.org/docs/stable/distributed.html#backends"
+# The table of DOCS, for gloo CPU, gloo GPU, mpi CPU, mpi GPU, nccl GPU. ?: if that MPI can.
+DOCUMENTED = {
+    "send": "✓✘✓?✓", "recv": "✓✘✓?✓", "broadcast": "✓✓✓?✓", "all_reduce": "✓✓✓?✓",
+    "reduce": "✓✓✓?✓", "all_gather": "✓✓✓?✓", "gather": "✓✓✓?✓", "scatter": "✓✓✓?✓",
+    "reduce_scatter": "✓✓✘✘✓", "all_to_all": "✓✓✓?✓", "barrier": "✓✘✓?✓",
+}  # fmt: skip
+
+# ---------------------------------------------------------------------------------------- trials
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Where a trial runs, and tensors there."""
+
+    rank: int
+    n: int
+    device: torch.device
+
+    def full(self, value: float, size: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.full((size,), float(value), device=self.device).to(dtype)
+
+    def mine(self, size: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
+        """What a rank gives: 2s on rank 0, 3s on rank 1."""
+        return self.full(self.rank + 2, size, dtype)
+
+    def all(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        return [self.full(rank + 2, 2, dtype) for rank in range(self.n)]
+
+    def empty(self) -> list[Tensor]:
+        return [self.full(0) for _ in range(self.n)]
+
+    def objects(self) -> list[dict]:
+        return [{"rank": rank, "text": "x" * rank} for rank in range(self.n)]
+
+    def first(self, value: object) -> Any:
+        """The value on rank 0, nothing on others."""
+        return value if self.rank == 0 else None
+
+    def completed(self, work: dist.Work) -> bool:
+        """wait() on CUDA has the stream wait, not this process: only then is it completed."""
+        work.wait()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return work.is_completed()
+
+
+# What this rank got and what is right, tensors or numbers; None: it has only to come to its end.
+Outcome = tuple[Any, Any] | None
+Trial = Callable[[Rank], Outcome]
+
+
+def fill(function: Callable, got: object, *words: object) -> Any:
+    """What a function that fills its first argument made of it."""
+    function(got, *words)
+    return got
+
+
+def send_recv(r: Rank, source: int | None = 0) -> Outcome:
+    if r.rank == 0:
+        return dist.send(r.full(7), 1)
+    sender = dist.recv(got := r.full(0), source)
+    return [got, sender], [[7, 7], 0]
+
+
+def send_tags(r: Rank) -> Outcome:
+    """Received in the other order than sent: only the tags tell which is which."""
+    if r.rank == 0:
+        sent = {tag: r.full(tag) for tag in (5, 6)}  # not freed before it is sent
+        works = [dist.isend(tensor, 1, tag=tag) for tag, tensor in sent.items()]
+        return [r.completed(work) for work in works], [True, True]
+    return [fill(dist.recv, r.full(0), 0, None, tag) for tag in (6, 5)], [[6, 6], [5, 5]]
+
+
+def isend_irecv(r: Rank) -> Outcome:
+    """One sends first, one receives first: nccl keeps the order of the calls."""
+    peer, got, mine = 1 - r.rank, r.full(0), r.mine()
+    calls = [lambda: dist.isend(mine, peer), lambda: dist.irecv(got, peer)]
+    works = [call() for call in (calls[::-1] if r.rank else calls)]
+    return [*map(r.completed, works), got], [True, True, [peer + 2] * 2]
+
+
+def batch_isend_irecv(r: Rank) -> Outcome:
+    peer, got = 1 - r.rank, r.full(0)
+    ops = [dist.P2POp(dist.isend, r.mine(), peer), dist.P2POp(dist.irecv, got, peer)]
+    works = dist.batch_isend_irecv(ops)
+    return [all(map(r.completed, works)), got], [True, [peer + 2] * 2]
+
+
+def broadcast(r: Rank, dtype: torch.dtype = torch.float32) -> Outcome:
+    return fill(dist.broadcast, r.mine(dtype=dtype), 0), r.full(2, dtype=dtype)
+
+
+def all_gather_into_tensor(r: Rank, dtype: torch.dtype = torch.float32) -> Outcome:
+    got = fill(dist.all_gather_into_tensor, r.full(0, 2 * r.n, dtype), r.mine(dtype=dtype))
+    return got.view(r.n, 2), r.all(dtype)
+
+
+def all_to_all_single(r: Rank, sizes: list[int]) -> Outcome:
+    """Rank t gets sizes[t] elements of each rank."""
+    mine, sizes = sizes[r.rank], sizes[: r.n]
+    sent = torch.cat([r.full(10 * r.rank + to, size) for to, size in enumerate(sizes)])
+    splits = [[mine] * r.n, sizes] if sizes != [2] * r.n else []
+    got = fill(dist.all_to_all_single, r.full(0, mine * r.n), sent, *splits)
+    return got.view(r.n, mine), [[10 * source + r.rank] * mine for source in range(r.n)]
+
+
+def asynchronous(r: Rank) -> Outcome:
+    work = dist.all_reduce(got := r.mine(), async_op=True)
+    return [r.completed(work), got], [True, sum(r.all())]
+
+
+def with_future(r: Rank) -> Outcome:
+    future = dist.all_reduce(r.mine(), async_op=True).get_future()
+    return future.then(lambda f: f.value()[0] / 2).wait(), sum(r.all()) / 2
+
+
+BITS = {"BAND": 2, "BOR": 3, "BXOR": 1}
+# What they make of 2 and 3, the numbers of two ranks; PREMUL_SUM with the factor 0.5.
+OPS = {"SUM": 5, "AVG": 2.5, "PRODUCT": 6, "MIN": 2, "MAX": 3, **BITS, "PREMUL_SUM": 2.5}
+
+
+def reduction(r: Rank, function: str, op: str = "SUM", dtype: torch.dtype | None = None) -> Outcome:
+    """A function with an operation; bitwise ones are for whole numbers."""
+    dtype = dtype or (torch.int32 if op in BITS else torch.float32)
+    reduce_op = getattr(dist.ReduceOp, op)
+    if op == "PREMUL_SUM":  # older versions know it by a private name alone
+        reduce_op = (reduce_op if callable(reduce_op) else dist._make_nccl_premul_sum)(0.5)
+    if function == "all_reduce":
+        got = fill(dist.all_reduce, r.mine(dtype=dtype), reduce_op)
+    elif function == "reduce":  # what is left on other ranks is not defined
+        got = r.first(fill(dist.reduce, r.mine(dtype=dtype), 0, reduce_op))
+    else:
+        sent = r.mine(2 * r.n, dtype)
+        got = fill(dist.reduce_scatter_tensor, r.full(0, dtype=dtype), sent, reduce_op)
+    right = OPS[op] if r.n == 2 else 1 if op == "PREMUL_SUM" else 2
+    return None if got is None else (got, r.full(right, dtype=dtype))
+
+
+part = functools.partial
+PLAIN: dict[str, Trial] = {
+    "send, recv": send_recv,
+    "recv from any rank": part(send_recv, source=None),
+    "send with tag": send_tags,
+    "isend, irecv": isend_irecv,
+    "batch_isend_irecv": batch_isend_irecv,
+    "broadcast": broadcast,
+    "reduce": part(reduction, function="reduce"),
+    "all_reduce": part(reduction, function="all_reduce"),
+    "all_reduce, async_op": asynchronous,
+    "get_future().then": with_future,
+    "gather": lambda r: (
+        fill(lambda got: dist.gather(r.mine(), got, 0), r.first(r.empty())), r.first(r.all())),
+    "gather_into_tensor": lambda r: (
+        fill(lambda got: dist.gather_into_tensor(r.mine(), got, 0), r.first(r.full(0, 2 * r.n))),
+        r.first(torch.cat(r.all()))),
+    "all_gather": lambda r: (fill(dist.all_gather, r.empty(), r.mine()), r.all()),
+    "all_gather, unequal sizes": lambda r: (
+        fill(dist.all_gather, [r.full(0, k + 1) for k in range(r.n)], r.mine(r.rank + 1)),
+        [[k + 2] * (k + 1) for k in range(r.n)]),
+    "all_gather_into_tensor": all_gather_into_tensor,
+    "all_gather_into_tensor, stacked": lambda r: (
+        fill(dist.all_gather_into_tensor, r.full(0, 2 * r.n).view(r.n, 2), r.mine()), r.all()),
+    "scatter": lambda r: (fill(dist.scatter, r.full(0), r.first(r.all()), 0), r.mine()),
+    "reduce_scatter": lambda r: (
+        fill(dist.reduce_scatter, r.full(0), [r.mine() for _ in range(r.n)]), sum(r.all())),
+    "reduce_scatter_tensor": part(reduction, function="reduce_scatter_tensor"),
+    "reduce_scatter_tensor, stacked": lambda r: (
+        fill(dist.reduce_scatter_tensor, r.full(0), r.mine(2 * r.n).view(r.n, 2)), sum(r.all())),
+    "all_to_all": lambda r: (
+        fill(dist.all_to_all, r.empty(), [r.full(10 * r.rank + to) for to in range(r.n)]),
+        [[10 * source + r.rank] * 2 for source in range(r.n)]),
+    "all_to_all_single": part(all_to_all_single, sizes=[2, 2]),
+    "all_to_all_single, unequal": part(all_to_all_single, sizes=[1, 2]),
+    "barrier": lambda r: dist.barrier(),
+    "monitored_barrier": lambda r: dist.monitored_barrier(timeout=timedelta(seconds=10)),
+    "broadcast_object_list": lambda r: (
+        fill(dist.broadcast_object_list, r.first(["a", {"b": 2}]) or [0, 0], 0), ["a", {"b": 2}]),
+    "all_gather_object": lambda r: (
+        fill(dist.all_gather_object, [None] * r.n, r.objects()[r.rank]), r.objects()),
+    "gather_object": lambda r: (
+        fill(lambda got: dist.gather_object(r.objects()[r.rank], got, 0), r.first([None] * r.n)),
+        r.first(r.objects())),
+    "scatter_object_list": lambda r: (
+        fill(dist.scatter_object_list, [None], r.first(r.objects()), 0), [r.objects()[r.rank]]),
+    "send_object_list": lambda r: (
+        fill(dist.recv_object_list if r.rank else dist.send_object_list,
+             r.first(["a", 1]) or [0, 0], 1 - r.rank), ["a", 1]),
+}  # fmt: skip
+# Nobody sends to itself: these need two ranks.
+PEERS = ("send, recv", "recv from any rank", "send with tag", "isend, irecv", "batch_isend_irecv",
+         "send_object_list")  # fmt: skip
+OP_ROWS = (*OPS, *(f"{op} of float32" for op in BITS), "AVG of int32")
+DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "complex64", "int64",
+          "int32", "int16", "int8", "uint8", "bool")  # fmt: skip
+MOVES = {name: PLAIN[name] for name in ("all_reduce", "broadcast", "all_gather_into_tensor")}
+
+# "part/row/function" -> trial
+TRIALS: dict[str, Trial] = {f"functions/{name}": trial for name, trial in PLAIN.items()}
+for row in OP_ROWS:
+    op, _, name = row.partition(" of ")
+    for f in ("all_reduce", "reduce", "reduce_scatter_tensor"):
+        dtype = getattr(torch, name) if name else None
+        TRIALS[f"ops/{row}/{f}"] = part(reduction, function=f, op=op, dtype=dtype)
+for name in DTYPES:
+    for f, trial in MOVES.items():
+        TRIALS[f"dtypes/{name}/{f}"] = part(trial, dtype=getattr(torch, name))
+
+# ---------------------------------------------------------------------------------------- running
+
+STATES = ("crash", "no", "wrong", "timeout", "yes")  # a state explains those after it, on peers
+STOP = (signal.SIGINT, signal.SIGTERM)
+FORK = multiprocessing.get_context("fork")  # torch is imported once; the parent never wakes up CUDA
+
+
+def plain(value: object) -> object:
+    """Numbers in place of tensors; on CUDA this waits for them."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    return [plain(item) for item in value] if isinstance(value, list) else value
+
+
+def one_line(error: BaseException) -> str:
+    """Type and message, without where gloo was built and without addresses."""
+    text = str(error).strip().split("\n")[0]
+    text = re.sub(r"\[rank\d+\]:|\[[^\]]*\.(cc|h|cpp):\d+\] ", "", text)
+    text = re.sub(r"\[?[\da-f:.]+\]?:\d{2,5}\b", "ADDRESS", text)
+    return f"{type(error).__name__}: {text[:150]}".replace("|", "/")
+
+
+def one_rank(
+    name: str, column: str, rank: int, n: int, folder: str, limit: float, pipe: Connection
+) -> None:
+    """One process of a trial. It says what came out, and stays: a peer may still need it."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, limit + 5)  # the end, even if the parent was killed
+    torch.set_num_threads(1)
+    backend, kind = COLUMNS[column]
+    try:
+        device = torch.device(kind)
+        if kind == "cuda":
+            device = torch.device(kind, rank % torch.cuda.device_count())
+            torch.cuda.set_device(device)
+        store = dist.FileStore(f"{folder}/store", n)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=n)
+        got, right = map(plain, TRIALS[name](Rank(rank, n, device)) or (None, None))
+        if kind == "cuda":
+            torch.cuda.synchronize()
+        said = {"state": "yes"} if got == right else {"state": "wrong", "says": f"{got}"}
+    except Exception as error:
+        said = {"state": "no", "says": one_line(error)}
+    pipe.send(said)
+    time.sleep(limit + 10)
+
+
+def attempt(
+    name: str, column: str, n: int, limit: float, work: str | None = None
+) -> dict[str, str]:
+    """A trial with n ranks, its files in work: {"state": one of STATES or skipped, "says": why}."""
+    if n == 1 and name.removeprefix("functions/") in PEERS:
+        return {"state": "skipped", "says": "needs two GPUs"}
+    processes, said, deadline = {}, {}, time.monotonic() + limit
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        try:
+            # Raised inside a fork the exception would be lost. Ranks leave these to their parent.
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+            for rank in range(n):
+                ours, theirs = FORK.Pipe(duplex=False)
+                words = (name, column, rank, n, folder, limit, theirs)
+                process = FORK.Process(target=one_rank, args=words, daemon=True)
+                process.start()
+                processes[ours] = process
+                theirs.close()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)
+            while len(said) < n:
+                ready = wait(processes.keys() - said, max(0, deadline - time.monotonic()))
+                if not ready:
+                    break
+                for pipe in ready:
+                    try:
+                        said[pipe] = pipe.recv()
+                    except EOFError:
+                        processes[pipe].join()
+                        status = f"exit status {processes[pipe].exitcode}"
+                        said[pipe] = {"state": "crash", "says": status}
+                    if said[pipe]["state"] != "yes":  # peers may wait for ever
+                        deadline = min(deadline, time.monotonic() + 1)
+        finally:
+            for process in processes.values():
+                process.kill()
+                process.join()
+    late = {"state": "timeout", "says": f"{limit:g} s"}
+    outcomes = [said.get(pipe, late) for pipe in processes]
+    return min(outcomes, key=lambda outcome: STATES.index(outcome["state"]))
+
+
+def machine() -> dict:
+    """Of which kind this machine is; nothing that tells it from others of its kind."""
+    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    return {"cpus": os.cpu_count(), "kind": platform.machine(), "gpus": gpus}
+
+
+def ranks_for(column: str, gpus: int) -> int:
+    """How many ranks its trials have; 0: they cannot run here."""
+    backend, device = COLUMNS[column]
+    if "nccl" in backend:
+        return min(2, gpus) if dist.is_nccl_available() else 0
+    return 2 if device == "cpu" or gpus else 0
+
+
+def run_all(names: list[str], columns: list[str], limit: float) -> dict:
+    """The results of these trials, as they are written to backends.json."""
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with ProcessPoolExecutor(1, FORK) as child:  # CUDA, once awake, does not survive a fork
+        here = child.submit(machine).result()
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
+    ranks = {column: ranks_for(column, len(here["gpus"])) for column in COLUMNS}
+    trials: dict[str, dict] = {name: {} for name in names}
+    # A signal may come while a trial makes or removes its folder; this one, around it, goes anyway.
+    with tempfile.TemporaryDirectory() as work:
+        for name in names:
+            for column in filter(ranks.get, columns):
+                said = trials[name][column] = attempt(name, column, ranks[column], limit, work)
+                print(name, column, *said.values(), sep=", ", flush=True)
+    return {"format": 1, "torch": torch.__version__, "machine": here, "nccl": nccl, "ranks": ranks,
+            "trials": trials}  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------- tables
+
+WORDS = {
+    "en": {
+        "head": "Tried with torch {torch} on a machine with {machine}: {ran}. ✓: no error, and "
+        "the right values on all ranks. ✘: an error, its message below.",
+        "ran": "{column} (ranks: {n})", "rest": " Could not be tried there: {rest}.",
+        "cpus": "{cpus} {kind} CPUs", "comma": ", ", "functions": "function",
+        "ops": "`ReduceOp`", "dtypes": "dtype", "wrong": "wrong values", "crash": "crash",
+        "timeout": "no end", "skipped": "needs two GPUs",
+        "documented": "As documented, not tried here ([source]({link})); `?` is for \"if the MPI "
+        "that PyTorch was built with can\".",
+        "ucc": "ucc has no column there. [`init_process_group`]({init}) calls it experimental; "
+        "like mpi it is not in the packages of PyTorch, only in what you build yourself.",
+    },
+    "zh": {
+        "head": "用 torch {torch} 在一台有 {machine} 的机器上试的：{ran}。"
+        "✓：没有报错，各 rank 的数值都对。✘：报错，信息在表下。",
+        "ran": "{column}（{n} 个 rank）", "rest": "那台机器上没法试的：{rest}。",
+        "cpus": "{cpus} 个 {kind} CPU", "comma": "、", "functions": "函数",
+        "ops": "`ReduceOp`", "dtypes": "类型", "wrong": "数值不对", "crash": "崩溃",
+        "timeout": "没有结束", "skipped": "需要两张显卡",
+        "documented": "按官方文档，这里没有试（[出处]({link})）；"
+        "`?` 表示取决于编译 PyTorch 时用的 MPI。",
+        "ucc": "那张表里没有 ucc。[`init_process_group`]({init}) 的文档说它是实验性的；"
+        "和 mpi 一样，安装包里没有它，要自己编译。",
+    },
+}  # fmt: skip
+
+
+def grid(head: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+def head_of(result: dict, words: dict[str, str]) -> str:
+    here, comma = result["machine"], words["comma"]
+    gpus = [f"{here['gpus'].count(name)} x {name}" for name in dict.fromkeys(here["gpus"])]
+    nccl = [f"NCCL {result['nccl']}"] if gpus and result["nccl"] else []
+    machine = comma.join([words["cpus"].format(**here), *gpus, *nccl])
+    ranks = result["ranks"].items()
+    ran = comma.join(words["ran"].format(column=column, n=n) for column, n in ranks if n)
+    rest = comma.join(f"`{column}`" for column, n in ranks if not n)
+    head = words["head"].format(torch=result["torch"], machine=machine, ran=ran)
+    return head + (words["rest"].format(rest=rest) if rest else "")
+
+
+def table(part: str, result: dict, words: dict[str, str]) -> list[str]:
+    """The rows of a part. Where its functions agree on a row a cell has one mark for all."""
+    columns = [column for column, n in result["ranks"].items() if n]
+    cells: dict[str, dict[str, dict[str, list[str]]]] = {}  # row, column, mark: its functions
+    messages: list[str] = []
+    for name, tried in result["trials"].items():
+        kind, row, function = f"{name}/".split("/", 3)[:3]
+        for column in columns if kind == part else ():
+            said = tried[column]
+            mark = "✓" if said["state"] == "yes" else words.get(said["state"], "")
+            if said["state"] == "no":
+                if said["says"] not in messages:
+                    messages.append(said["says"])
+                mark = f"✘ {messages.index(said['says']) + 1}"
+            by_mark = cells.setdefault(row, {}).setdefault(column, {})
+            by_mark.setdefault(mark, []).append(f"`{function}`")
+    rows = []
+    for row, by_column in cells.items():
+        rows.append([f"`{row}`"])
+        for by_mark in by_column.values():
+            each = [f"{words['comma'].join(names)} {mark}" for mark, names in by_mark.items()]
+            rows[-1].append(words["comma"].join(each) if len(each) > 1 else next(iter(by_mark)))
+    notes = [f"{n}. `{message}`" for n, message in enumerate(messages, 1)]
+    return [*grid([words[part], *columns], rows), "", *notes, *([""] if notes else [])]
+
+
+def fragment(result: dict, language: str) -> str:
+    """The tables as Markdown, each after a comment with its name."""
+    words = WORDS[language]
+    lines = ["<!-- functions -->", head_of(result, words), "", *table("functions", result, words)]
+    for part in ("ops", "dtypes"):
+        lines += [f"<!-- {part} -->", *table(part, result, words)]
+    init = DOCS.replace("#backends", "#torch.distributed.init_process_group")
+    rows = [[f"`{name}`", *marks] for name, marks in DOCUMENTED.items()]
+    lines += ["<!-- documented -->", words["documented"].format(link=DOCS), ""]
+    lines += grid(["", "gloo CPU", "gloo GPU", "mpi CPU", "mpi GPU", "nccl GPU"], rows)
+    return "\n".join([*lines, "", words["ucc"].format(init=init)]) + "\n"
+
+
+# ---------------------------------------------------------------------------------------- command
+
+
+def refuse_if(mistake: object, line: str) -> None:
+    """If there is a mistake, end with one line, status 1 and no traceback."""
+    if mistake:
+        raise SystemExit(f"backend_table: error: {line}")
+
+
+def load(path: Path) -> dict:
+    """A backends.json."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        refuse_if(result["format"] != 1, f"{path} has another format")
+        fragment(result, "en")
+        return result
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise SystemExit(f"backend_table: error: {path} is not from here: {error!r:.99}") from None
+
+
+def write(result: dict, folder: Path, names: tuple[str, ...]) -> None:
+    made = {f"table.{language}.md": fragment(result, language) for language in WORDS}
+    made["backends.json"] = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
+    for name in names:
+        _write_whole(folder / name, made[name])
+    print(f"{', '.join(names)} are in {folder}/")
+
+
+def differences(fresh: dict, shown: dict) -> list[str]:
+    """The trials that ran and do not end as the shown ones."""
+    found = []
+    for name, tried in fresh["trials"].items():
+        for column, said in tried.items():
+            before = shown["trials"].get(name, {}).get(column, {"state": "not tried"})
+            if said["state"] != before["state"]:
+                found.append(f"{name} ({column}): {before['state']} became {said['state']}")
+    return found
+
+
+def main(argv: list[str] | None = None) -> None:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="trials whose name has a TEXT")
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    parser.add_argument("--render", action="store_true", help="tables from the JSON, try nothing")
+    parser.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER")
+    parser.add_argument("--timeout", type=float, default=30, metavar="SECONDS", help="for a trial")
+    args = parser.parse_args(argv)
+    refuse_if(not 0 < args.timeout <= 3600, "--timeout must be above 0 and at most 3600")
+    alone = args.render and (args.check or args.only)
+    refuse_if(alone, "--render tries nothing: leave the others out")
+    names = [n for n in TRIALS if not args.only or any(text in n for text in args.only)]
+    refuse_if(not names, f"no trial has {' or '.join(args.only or [])} in its name")
+    try:
+        shown = load(args.out / "backends.json") if args.render or args.check else {}
+        if args.render:
+            return write(shown, args.out, TABLES)
+        if not (args.check or args.only):
+            args.out.mkdir(parents=True, exist_ok=True)  # better now than after all trials
+        columns = [c for c in COLUMNS if not args.check or shown["ranks"].get(c)]
+        result = run_all(names, columns, args.timeout)
+        if not (args.check or args.only):
+            write(result, args.out, ("backends.json", *TABLES))
+    except OSError as error:
+        raise SystemExit(f"backend_table: error: {error}") from None
+    if args.check:
+        found = differences(result, shown)
+        refuse_if(found, f"torch {result['torch']}, shown {shown['torch']}: {'; '.join(found)}")
+        print(f"{len(names)} trials end as shown")
+
+
+def stop(number: int, _frame: object) -> None:
+    """No process and no file stays, whoever presses Ctrl-C again."""
+    for either in STOP:
+        signal.signal(either, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    for number in STOP:
+        signal.signal(number, stop)
+    main()

@@ -1,0 +1,228 @@
+"""What data parallel training of ResNet-50 costs on 1 to 1024 GPUs, on paper: nothing is measured.
+
+    python tools/site/scaling_model.py                            # tables and plots of the site
+    python tools/site/scaling_model.py --images-per-second 900    # tables for another GPU, printed
+
+Without options it writes docs/assets/results/scaling.{zh,en}.md, docs/assets/images/scaling.{zh,en}
+.svg; with any of them it prints the tables for these assumptions and writes nothing. The page
+docs/en/scaling.md says where the numbers come from and what the model leaves out.
+"""
+
+import argparse
+import importlib.util
+import math
+import warnings
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+GPUS = [2**n for n in range(11)]
+US, MS, GB = 1e-6, 1e-3, 1e9
+# The buckets of DDP for ResNet-50, in the order in which backward fills them: bytes of fp32
+# gradients, and the share of backward's operations that is done when the bucket is full. Sizes are
+# those DDP itself reports (torch 2.15, rebuilt_bucket_sizes); shares are counted from the layers.
+BUCKETS = ((8_196_000, 0.0005), (31_502_336, 0.0947), (26_255_360, 0.1733),
+           (26_550_272, 0.4905), (9_724_160, 1.0))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Network:
+    """Machines of so many GPUs. Latency is that of a hop (s); bandwidth is what all-reduce gets of
+    a GPU's links inside a machine, and of all links of a machine to the others (bytes/s)."""
+
+    gpus: int
+    latency: float
+    bandwidth: float
+    latency_out: float
+    bandwidth_out: float
+
+    def machines(self, n: int) -> int:
+        return math.ceil(n / self.gpus)
+
+    def slowest(self, n: int) -> float:
+        """A ring enters and leaves each machine once, so its links to the others carry as many
+        bytes as each GPU sends."""
+        return self.bandwidth if self.machines(n) == 1 else min(self.bandwidth, self.bandwidth_out)
+
+
+NVLINK = Network(1024, 3.4 * US, 230 * GB, 0.0, math.inf)  # one machine, as large as it must be
+INFINIBAND = Network(8, 3.4 * US, 230 * GB, 14 * US, 86 * GB)
+ETHERNET = Network(8, 3.4 * US, 230 * GB, 40 * US, 1.1 * GB)
+NETWORKS = {"NVLink": NVLINK, "InfiniBand": INFINIBAND, "10 GbE": ETHERNET}
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    images_per_second: float = 2500.0  # of one GPU that waits for nobody
+    least_step_ms: float = 15.0  # a step takes that long however few its images are
+    local_batch: int = 256  # weak scaling: images of a GPU in each step
+    global_batch: int = 8192  # strong scaling: images of all GPUs in each step
+
+
+def ring(n: int, size: float, net: Network) -> float:
+    """Seconds of a ring all-reduce: 2 (n - 1) hops, each GPU sends 2 (n - 1) / n of the bytes."""
+    if n == 1:
+        return 0.0
+    between = 2 * (net.machines(n) - 1)
+    hops = (2 * (n - 1) - between) * net.latency + between * net.latency_out
+    return hops + 2 * (n - 1) / n * size / net.slowest(n)
+
+
+def tree(n: int, size: float, net: Network) -> float:
+    """Seconds of a pair of binary trees over the machines, a chain within each: all bytes go up
+    and come down again, and the hops grow with the logarithm of the machines."""
+    if n == 1:
+        return 0.0
+    machines = net.machines(n)
+    inside = math.ceil(n / machines) - 1 if machines > 1 else math.ceil(math.log2(n))
+    hops = 2 * (inside * net.latency + math.ceil(math.log2(machines)) * net.latency_out)
+    return hops + 2 * size / net.slowest(n)
+
+
+def all_reduce(n: int, size: float, net: Network) -> float:
+    """NCCL too takes the one that it expects to be faster."""
+    return min(ring(n, size, net), tree(n, size, net))
+
+
+def compute(images: float, assume: Assumptions) -> float:
+    """Seconds of forward and backward of one GPU."""
+    return max(images / assume.images_per_second, assume.least_step_ms * MS)
+
+
+def step(n: int, images: float, net: Network, assume: Assumptions, compress: int = 1) -> float:
+    """Seconds of a step. A bucket is sent when backward has filled it and the one before is
+    through; compress is by how much its bytes are fewer than those of fp32."""
+    seconds = compute(images, assume)
+    forward, backward = seconds / 3, seconds * 2 / 3  # backward has twice the operations
+    sent = 0.0
+    for size, share in BUCKETS:
+        sent = max(sent, forward + backward * share) + all_reduce(n, size / compress, net)
+    return max(seconds, sent)
+
+
+def efficiency(n: int, images: float, net: Network, assume: Assumptions, compress: int = 1):
+    """Images/s of n GPUs in shares of n times what one does alone with as many images a step."""
+    return compute(images, assume) / step(n, images, net, assume, compress)
+
+
+def speedup(n: int, net: Network, assume: Assumptions, compress: int = 1) -> float:
+    """How many times faster than one GPU is the same global batch. One GPU accumulates."""
+    alone = assume.global_batch / assume.images_per_second
+    return alone / step(n, assume.global_batch / n, net, assume, compress)
+
+
+# ----------------------------------------------------------------------------------- tables, plots
+
+WORDS = {
+    "gpus": {"en": "GPUs", "zh": "显卡数"},
+    "ring": {"en": "ring", "zh": "环"},
+    "tree": {"en": "tree", "zh": "树"},
+    "half": {"en": ", bf16 gradients", "zh": "，bf16 梯度"},
+    "local": {"en": "images a GPU", "zh": "每卡图片"},
+    "weak": {"en": "weak scaling: {} images a GPU", "zh": "弱扩展：每卡 {} 张图片"},
+    "strong": {"en": "strong scaling: {} images in all", "zh": "强扩展：共 {} 张图片"},
+    "efficiency": {"en": "efficiency", "zh": "扩展效率"},
+    "speedup": {"en": "times faster than one GPU", "zh": "是单卡的多少倍"},
+    "ideal": {"en": "ideal", "zh": "理想"},
+    "imagined": {"en": "NVLink (beyond 8: imagined)", "zh": "NVLink（8 卡以上为假想）"},
+}
+CURVES = (("NVLink", 1), ("InfiniBand", 1), ("10 GbE", 1), ("10 GbE", 2))
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in [head, ["---:"] * len(head), *rows]]
+    return "\n".join(lines) + "\n"
+
+
+def tables(language: str, assume: Assumptions) -> str:
+    """Three tables, each behind its name, for `@table`."""
+    words = {key: text[language] for key, text in WORDS.items()}
+    head = [words["gpus"]]
+    head += [f"{name} {words[way]}" for name in NETWORKS for way in ("ring", "tree")]
+    size = sum(size for size, _ in BUCKETS)
+    rows = []
+    for n in (2, 8, 16, 64, 256, 1024):
+        times = [way(n, size, net) / MS for net in NETWORKS.values() for way in (ring, tree)]
+        rows.append([str(n), *(f"{time:.3g} ms" for time in times)])
+    parts = {"allreduce": table(head, rows)}
+    head = [words["gpus"]] + [name + words["half"] * (c == 2) for name, c in CURVES]
+    rows = []
+    for n in (1, 2, 8, 16, 64, 256, 1024):
+        found = [efficiency(n, assume.local_batch, NETWORKS[name], assume, c) for name, c in CURVES]
+        rows.append([str(n), *(f"{100 * share:.1f} %" for share in found)])
+    parts["weak"] = table(head, rows)
+    rows = []
+    for n in GPUS:
+        times = [f"{speedup(n, NETWORKS[name], assume, c):.3g}" for name, c in CURVES]
+        rows.append([str(n), f"{assume.global_batch / n:g}", *times])
+    parts["strong"] = table([head[0], words["local"], *head[1:]], rows)
+    return "\n".join(f"<!-- {name} -->\n\n{text}" for name, text in parts.items())
+
+
+def plot(language: str, assume: Assumptions, path: Path) -> None:
+    """Both kinds of scaling as SVG: no background, text that is grey and stays text."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    words = {key: text[language] for key, text in WORDS.items()}
+    grey, colours = "#808080", ("#2f9e6e", "#3f8fd2", "#d2603f", "#b08a2e")
+    style = {"svg.fonttype": "none", "svg.hashsalt": "scaling", "font.family": "sans-serif"}
+    style |= {name: grey for name in ("text.color", "axes.labelcolor", "axes.edgecolor")}
+    style |= {"xtick.color": grey, "ytick.color": grey, "axes.titlesize": 12, "font.size": 11}
+    with plt.rc_context(style), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # matplotlib's own font has no Chinese; the browser's has
+        figure, (upper, lower) = plt.subplots(2, 1, figsize=(6.4, 7.6))  # phones are narrow
+        for (name, c), colour in zip(CURVES, colours, strict=True):
+            net, label = NETWORKS[name], name + words["half"] * (c == 2)
+            weak = [efficiency(n, assume.local_batch, net, assume, c) for n in GPUS]
+            strong = [speedup(n, net, assume, c) for n in GPUS]
+            real = GPUS.index(8) + 1 if name == "NVLink" else len(GPUS)
+            label = words["imagined"] if name == "NVLink" else label
+            line = {"color": colour, "lw": 4 if name == "NVLink" else 1.5}  # others lie upon it
+            for axes, values in ((upper, weak), (lower, strong)):
+                axes.plot(GPUS[:real], values[:real], marker="o", ms=3, label=label, **line)
+                axes.plot(GPUS[real - 1 :], values[real - 1 :], ls=":", **line)
+        lower.plot(GPUS, GPUS, color=grey, lw=0.8, ls="--", label=words["ideal"])
+        upper.set(title=words["weak"].format(assume.local_batch), ylabel=words["efficiency"])
+        upper.set_ylim(0, 1.05)
+        lower.set(title=words["strong"].format(assume.global_batch), ylabel=words["speedup"])
+        lower.set_yscale("log", base=2)
+        lower.set_yticks(GPUS, [str(n) for n in GPUS])
+        for axes in (upper, lower):
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(GPUS, [str(n) for n in GPUS])
+            axes.set_xlabel(words["gpus"])
+            axes.grid(color=grey, alpha=0.25, lw=0.6)
+            axes.spines[["top", "right"]].set_visible(False)
+        lower.legend(frameon=False, fontsize=10)
+        figure.tight_layout()
+        figure.savefig(path, transparent=True, metadata={"Date": None})
+        plt.close(figure)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for field in fields(Assumptions):
+        flag = "--" + field.name.replace("_", "-")
+        parser.add_argument(flag, type=field.type, metavar="N", help=f"instead of {field.default}")
+    given = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
+    for name, value in given.items():
+        free = name == "least_step_ms" and value == 0  # a step may cost nothing but its images
+        if not (0 < value < math.inf or free):
+            parser.error(f"--{name.replace('_', '-')} {value} is not a number above 0")
+    assume = replace(Assumptions(), **given)
+    if given:
+        print(tables("en", assume))
+        return
+    if importlib.util.find_spec("matplotlib") is None:
+        raise SystemExit("scaling_model: the plots need matplotlib: pip install matplotlib")
+    for language in ("zh", "en"):
+        text = tables(language, assume)
+        (ROOT / f"docs/assets/results/scaling.{language}.md").write_text(text, encoding="utf-8")
+        plot(language, assume, ROOT / f"docs/assets/images/scaling.{language}.svg")
+
+
+if __name__ == "__main__":
+    main()
