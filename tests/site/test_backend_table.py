@@ -1,4 +1,4 @@
-"""tools/site/backend_table.py: what the site shows of the backends still holds, and is its JSON's."""
+"""The table of backends: what the site shows still holds, and is its JSON's."""
 
 from __future__ import annotations
 

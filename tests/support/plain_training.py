@@ -1,4 +1,4 @@
-"""The recipe of the chapters as a plain loop in one process, which every chapter must agree with."""
+"""The recipe of the chapters as a plain loop in one process, with which every chapter agrees."""
 
 from __future__ import annotations
 

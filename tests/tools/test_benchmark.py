@@ -1,4 +1,4 @@
-"""tools/benchmark/benchmark.py: its arithmetic, its baseline, what it writes, that it leaves no process."""
+"""The benchmark: its arithmetic, its baseline, what it writes, that it leaves no process."""
 
 import json
 import os

@@ -1,13 +1,13 @@
 """Measure the chapters side by side, against a plain DDP script and a bare loop.
 
-    python tools/benchmark/benchmark.py                 # training and validation: chapters and reference
-    python tools/benchmark/benchmark.py --input         # the input pipeline on one core, against PIL's
-    python tools/benchmark/benchmark.py --loop          # train_one_epoch against a bare loop, one process
-    python tools/benchmark/benchmark.py --collectives   # all-reduce: latency and bandwidth by size
-    python tools/benchmark/benchmark.py --options       # single measures (bf16, fused SGD...), each alone
-    python tools/benchmark/benchmark.py --smoke         # how long `pytest -m smoke` takes
+    python tools/benchmark/benchmark.py  # training and validation: chapters and reference
+    python tools/benchmark/benchmark.py --input  # the input pipeline on one core, against PIL's
+    python tools/benchmark/benchmark.py --loop  # train_one_epoch against a bare loop, one process
+    python tools/benchmark/benchmark.py --collectives  # all-reduce: latency and bandwidth by size
+    python tools/benchmark/benchmark.py --options  # single measures (bf16, fused SGD...), each alone
+    python tools/benchmark/benchmark.py --smoke  # how long `pytest -m smoke` takes
     python tools/benchmark/benchmark.py --all --out docs/assets/results/NAME
-    python tools/benchmark/benchmark.py --quick         # a bit of each, see `make bench`
+    python tools/benchmark/benchmark.py --quick  # a bit of each, see `make bench`
     python tools/benchmark/benchmark.py --render docs/assets/results/NAME/benchmark.json --force
 
 Writes benchmark.json (every run, machine, versions, commit, commands), and made from it alone

@@ -1,4 +1,4 @@
-"""Part of tools/benchmark/benchmark.py: steps with one measure each, against the same step without it.
+"""Part of the benchmark: steps with one measure each, against the same step without it.
 
 A rank, started by torchrun with the name of a group. All ways of a group take turns in one process,
 on one batch that is in memory; rank 0 writes the seconds of each turn.

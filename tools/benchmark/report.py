@@ -1,4 +1,4 @@
-"""From the runs of tools/benchmark/benchmark.py to medians, ratios, tables in two languages and charts."""
+"""From the runs of benchmark.py to medians, ratios, tables in two languages and charts."""
 
 import json
 import os

@@ -1,10 +1,10 @@
 """Try every collective of torch.distributed on the backends of this machine, and tabulate it.
 
-    python tools/site/backend_table.py                   # try all, write the tables of the site
-    python tools/site/backend_table.py --only AVG        # try what has AVG in its name, write nothing
-    python tools/site/backend_table.py --check           # do the columns of the site still hold here?
-    python tools/site/backend_table.py --render          # the tables again, from backends.json alone
-    python tools/site/backend_table.py --out FOLDER      # elsewhere than docs/assets/results/backends
+    python tools/site/backend_table.py  # try all, write the tables of the site
+    python tools/site/backend_table.py --only AVG  # try what has AVG in its name, write nothing
+    python tools/site/backend_table.py --check  # do the columns of the site still hold here?
+    python tools/site/backend_table.py --render  # the tables again, from backends.json alone
+    python tools/site/backend_table.py --out FOLDER  # elsewhere than docs/assets/results/backends
 
 Each trial runs in fresh processes, one for a rank, which live for --timeout seconds at most. It
 counts as supported if it raises nothing and all ranks get the right values. nccl takes one GPU for
@@ -474,6 +474,16 @@ def load(path: Path) -> dict:
         return result
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise SystemExit(f"backend_table: error: {path} is not from here: {error!r:.99}") from None
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """The old file or the new one, whole, also when the disk is full."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write(result: dict, folder: Path, names: tuple[str, ...]) -> None:
