@@ -2,6 +2,8 @@
 # PYTHON names the interpreter that makes the environment, VENV where it goes.
 PYTHON ?= python3
 VENV ?= .venv
+# Tests side by side, up to four; not where there are GPUs, whose memory and ranks they would share.
+XDIST := $(shell command -v nvidia-smi >/dev/null || printf '%s' "-n $$(($$(nproc) < 4 ? $$(nproc) : 4)) --dist loadgroup")
 RUN := $(VENV)/bin/python
 MERMAID := docs/assets/javascripts/mermaid.min.js
 
@@ -12,21 +14,21 @@ help:  ## this list
 demo: $(VENV)/ready  ## train chapter 02 on two processes (or all GPUs) and draw the curve
 	$(RUN) tools/demo.py
 
-test: $(VENV)/ready $(VENV)/ready-for-tests $(MERMAID) lint  ## all tests
-	$(RUN) -m pytest -m "not proof" $(ARGS)
+test: $(VENV)/ready $(VENV)/ready-for-tests $(MERMAID) lint  ## every promise once: minutes
+	$(RUN) -m pytest -m "not proof" $(XDIST) $(ARGS)
 
-smoke: $(VENV)/ready $(VENV)/ready-for-tests  ## every chapter once, on CPUs, one GPU or many
-	$(RUN) -m pytest -m smoke $(ARGS)
+smoke: $(VENV)/ready $(VENV)/ready-for-smoke  ## every chapter once, on CPUs, one GPU or many
+	$(RUN) -m pytest -m smoke $(XDIST) $(ARGS)
 
 smoke-oldest: $(VENV)-oldest/ready  ## the same on the oldest torch we support
 	$(VENV)-oldest/bin/python -m pytest -m smoke $(ARGS)
 
-proof: $(VENV)/ready $(VENV)/ready-for-tests  ## the long proofs, then every protection broken on purpose
-	$(RUN) -m pytest -m proof $(ARGS)
-	$(RUN) tests/mutations/mutations.py
+proof: $(VENV)/ready $(VENV)/ready-for-tests $(VENV)-zensical/ready $(MERMAID) smoke-oldest  ## hours: all combinations, then every protection broken
+	$(RUN) -m pytest $(XDIST) $(ARGS)
+	$(RUN) tests/mutations/mutations.py --known-green
 
 faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, written to tests/FAULTS.md
-	$(RUN) -m pytest tests/faults/test_faults.py tests/faults/test_faults_data.py --write-faults $(ARGS)
+	$(RUN) -m pytest tests/faults --write-faults $(ARGS)
 
 bench: $(VENV)/ready  ## the chapters against a plain DDP script, a bare loop and PIL, in short
 	$(RUN) tools/benchmark/benchmark.py --quick $(ARGS)
@@ -53,10 +55,10 @@ $(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
 	$(RUN) -m pip install --quiet -c constraints.txt -r requirements-dev.txt
 	touch $@
 
-# What is not a Python package: Slurm, Horovod and the compilers that it is built with.
-$(VENV)/ready-for-tests: $(VENV)/ready $(VENV)-zensical/ready tests/support/prepare.sh \
+# What is not a Python package: Slurm, Horovod, its compilers, and for the site a browser.
+$(VENV)/ready-for-smoke $(VENV)/ready-for-tests: $(VENV)/ready tests/support/prepare.sh \
 		05_horovod/install.sh tools/mini_slurm.sh
-	PYTHON=$(RUN) bash tests/support/prepare.sh
+	PYTHON=$(RUN) bash tests/support/prepare.sh $(if $(findstring smoke,$@),smoke,test)
 	touch $@
 
 $(MERMAID): tools/site/fetch_mermaid.sh

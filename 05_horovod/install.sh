@@ -125,7 +125,8 @@ else
 fi
 echo "Horovod $VERSION for $target: $mode ($why)"
 
-folder=${XDG_CACHE_HOME:-$HOME/.cache}/horovod-wheels/$VERSION-$target-$mode
+compiler=$(basename "${CXX:-g++}")$("${CXX:-g++}" -dumpversion 2>/dev/null || true)
+folder=${XDG_CACHE_HOME:-$HOME/.cache}/horovod-wheels/$VERSION-$target-$compiler-$mode
 source=$tmp/horovod-$VERSION
 
 compile() {  # runs in a subshell, with its output in the log

@@ -19,6 +19,7 @@ from plain_training import (
     train,
     train_plainly,
 )
+from tiers import table
 from with_tiny_model import (
     tiny_batchnorm,
     tiny_float32,
@@ -33,8 +34,10 @@ CASES = [(chapter, size) for chapter in CHAPTERS for size in WORLD_SIZES.get(cha
 
 @pytest.mark.parametrize(
     ("build", "lr", "tolerance"),
-    [(tiny_float64, HIGH_RATE, 1e-10), (tiny_float32, LOW_RATE, 1e-5)],
-    ids=["float64", "float32"],
+    [
+        pytest.param(tiny_float64, HIGH_RATE, 1e-10, id="float64"),
+        pytest.param(tiny_float32, LOW_RATE, 1e-5, id="float32", marks=pytest.mark.proof),
+    ],
 )
 @pytest.mark.parametrize(("chapter", "world_size"), CASES)
 def test_trains_as_one_process_would(
@@ -54,6 +57,7 @@ def test_trains_as_one_process_would(
     assert_is_plain_training(state, build, lr, tolerance, tmp_path)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("chapter", ["02_distributed", "03_multiprocessing", HOROVOD, SLURM])
 def test_so_does_a_real_launch(chapter: str, tmp_path: Path) -> None:
     """The crew takes the place of the launcher: here torchrun, mp.spawn, horovodrun and srun do."""
@@ -69,7 +73,12 @@ def test_so_does_a_real_launch(chapter: str, tmp_path: Path) -> None:
     assert_is_plain_training(state, tiny_float64, HIGH_RATE, 1e-10, tmp_path / "run")
 
 
-@pytest.mark.parametrize(("chapter", "world_size"), [case for case in CASES if case[1] > 1])
+SEVERAL = [case for case in CASES if case[1] > 1]
+
+
+@pytest.mark.parametrize(
+    ("chapter", "world_size"), table(SEVERAL, [case for case in SEVERAL if case[1] == 2])
+)
 def test_all_ranks_end_alike(chapter: str, world_size: int, crew: Crew, tmp_path: Path) -> None:
     """Bit for bit, and as if all had begun with rank 0's weights."""
     argv = arguments(tmp_path, HIGH_RATE, chapter)

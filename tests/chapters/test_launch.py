@@ -1,15 +1,14 @@
-"""What only real launches show: two jobs side by side, two machines, a copied file, warnings."""
+"""What only real launches show: two jobs side by side, two machines, the lines of the README."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
-import torch
+from crew import Crew, call_main
 from harness import (
     CHAPTERS,
     LAUNCHED_BY_TORCHRUN,
@@ -28,13 +27,16 @@ from harness import (
     start,
 )
 from slurm import shared_cluster
+from tiers import table
+
+HUB, SPAWNS = "02_distributed", "03_multiprocessing"
 
 ARGV = ["--synthetic", "40", *TINY, "--epochs", "1"]
 # Two processes a job share these machines' GPUs, which nccl refuses.
 on_cpu = {"CUDA_VISIBLE_DEVICES": ""}
 
 
-@pytest.mark.parametrize("chapter", ["02_distributed", "03_multiprocessing"])
+@pytest.mark.parametrize("chapter", table([HUB, SPAWNS], [SPAWNS]))
 def test_two_jobs_at_once(chapter: str, tmp_path: Path) -> None:
     """On one machine, started together: no port and no file in common."""
     jobs = [
@@ -53,7 +55,7 @@ def nodes(chapter: str, node: int, port: int) -> list:
     """The command of one of two machines, each with one process."""
     argv = [*ARGV, "--output-dir", "run"]
     script = ROOT / chapter / "main.py"
-    if chapter == "03_multiprocessing":
+    if chapter == SPAWNS:
         where = ["--nprocs", 1, "--nnodes", 2, "--node-rank", node]
         return [sys.executable, script, *argv, *where, "--master-port", port]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", 2, "--nproc-per-node", 1]
@@ -68,8 +70,8 @@ def nodes(chapter: str, node: int, port: int) -> list:
     ]
 
 
-@pytest.mark.parametrize("chapter", ["02_distributed", "03_multiprocessing"])
-def test_two_nodes(chapter: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("chapter", table([HUB, SPAWNS], [SPAWNS]))
+def test_two_nodes(chapter: str, crew: Crew, tmp_path: Path) -> None:
     """Two launchers that meet on loopback stand for two machines: the job is one, and of its two
     local ranks 0 only the global rank 0 writes. Its result is that of two local processes."""
     port = free_port()
@@ -82,28 +84,11 @@ def test_two_nodes(chapter: str, tmp_path: Path) -> None:
         assert len(rows(tmp_path / "run", event)) == 1
         assert sum(line.startswith(event + "  ") for line in outputs.splitlines()) == 1
 
-    local = start(command_for(chapter, [*ARGV, "--output-dir", "local"], 2), tmp_path, on_cpu)
-    assert finish(local, 240).returncode == 0
+    argv = [*ARGV, "--output-dir", str(tmp_path / "local")]
+    for answer in crew.run(call_main, chapter, argv, world_size=2):
+        assert answer["exit"] is None, answer
     two_nodes, one_node = (load_state(tmp_path / f"{n}/checkpoint.pt") for n in ("run", "local"))
     assert_same(two_nodes["model"], one_node["model"])
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_copied_alone(chapter: str, tmp_path: Path) -> None:
-    """One file in an empty folder is all it takes, and no warning of torch or torchvision says
-    that one of its calls will go away."""
-    script = tmp_path / "project" / "main.py"
-    script.parent.mkdir()
-    shutil.copy(ROOT / chapter / "main.py", script)
-    argv = [*ARGV, "--bf16"] if torch.cuda.is_available() else ARGV
-    strict = {"PYTHONWARNINGS": "error::FutureWarning,default::DeprecationWarning"}
-    job = start(command_for(chapter, argv, 1, script=script), script.parent, strict)
-    result = finish(job, 240)
-    assert result.returncode == 0, result.output
-    # The default output folder: runs/ and the name of the folder that main.py lies in.
-    assert (script.parent / "runs/project/checkpoint.pt").is_file()
-    deprecated = [line for line in result.lines("DeprecationWarning") if "/torch" in line]
-    assert not deprecated, result.output
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
@@ -119,6 +104,7 @@ def test_docstring_commands_parse(chapter: str) -> None:
         assert not unknown and (args.data or args.synthetic), line
 
 
+@pytest.mark.proof
 def test_it_learns_from_a_warning_in_torch(tmp_path: Path) -> None:
     """The setting that turns torch's FutureWarning into an error works in a launched process."""
     script = tmp_path / "old.py"
@@ -138,8 +124,11 @@ def test_both_readmes_have_the_same_lines() -> None:
     words = re.fullmatch(r'TRY="(.*)"', first)[1].split()
     for chapter in CHAPTERS:
         assert load_chapter(chapter).parse_args([*words, "--output-dir", "unused"])[0].epochs == 3
+        launchers = {line.split()[0] for line in launch_lines(chapter)}
+        assert lines[CHAPTERS.index(chapter)].split()[0] in launchers
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_line_of_the_readme(chapter: str, tmp_path: Path) -> None:
     """As it stands there, in the repository's root, but with a smaller TRY."""

@@ -52,17 +52,16 @@ def test_hundreds_of_loader_workers(chapter: str, crew: Crew, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_three_times_the_same(chapter: str, tmp_path: Path, image_folder: Path) -> None:
-    """From one seed, three launches end with the same checkpoint, bit for bit."""
+def test_twice_the_same(chapter: str, tmp_path: Path, image_folder: Path) -> None:
+    """From one seed, two launches end with the same checkpoint, bit for bit."""
     argv = ["--data", image_folder, *TINY, "--epochs", 2, "--workers", 1, "--seed", 4]
     states = []
-    for number in range(3):
+    for number in range(2):
         result = launch(chapter, [*argv, "--output-dir", f"run{number}"], tmp_path)
         assert result.returncode == 0, result.output
         state = load_state(tmp_path / f"run{number}/checkpoint.pt")
         states.append({key: value for key, value in state.items() if key != "args"})
     assert_same(states[0], states[1])
-    assert_same(states[0], states[2])
 
 
 def one_step(arch: str) -> tuple[int, ...]:

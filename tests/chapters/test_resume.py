@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from crew import Crew, call_main
 from harness import AS_OTHERS, CHAPTERS, assert_same, events, load_chapter, load_state, rows
 from models import plain_float64, stateful
+from tiers import table
 
 WORLD_SIZES = {"01_dataparallel": 1, "02_distributed": 2, "03_multiprocessing": 3}
 BATCH = ["--batch-size", "12", "--image-size", "16"]
@@ -37,8 +39,13 @@ def without_args(state: dict) -> dict:
     return {key: value for key, value in state.items() if key != "args"}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("chapter", CHAPTERS)
+@pytest.mark.parametrize(
+    ("chapter", "workers"),
+    table(
+        [(chapter, workers) for chapter in CHAPTERS for workers in (0, 2)],
+        [("02_distributed", 0), *((chapter, 2) for chapter in CHAPTERS)],
+    ),
+)
 def test_bit_for_bit(
     chapter: str, workers: int, crew: Crew, tmp_path: Path, image_folder: Path
 ) -> None:
@@ -94,8 +101,12 @@ def test_the_model_of_that_proof_is_random(crew: Crew, tmp_path: Path, image_fol
     assert not torch.equal(a["model"]["layers.6.weight"], b["model"]["layers.6.weight"])
 
 
-@pytest.mark.parametrize("last", CHAPTERS)
-@pytest.mark.parametrize("first", CHAPTERS)
+# Each chapter's checkpoint goes on in another one, and each goes on from another one's.
+ORDER = [CHAPTERS[n] for n in (0, 4, 1, 5, 2, 6, 3)]
+RING = list(zip(ORDER, [*ORDER[1:], ORDER[0]], strict=True))
+
+
+@pytest.mark.parametrize(("first", "last"), table(product(CHAPTERS, CHAPTERS), RING))
 def test_any_chapter_resumes_any_other(first: str, last: str, crew: Crew, tmp_path: Path) -> None:
     """At different world sizes: 1, 2 and 3 ranks, 2 from 04 on."""
     argv = ["--synthetic", 50, *BATCH, "--epochs", 2, "--workers", 0]
@@ -177,12 +188,10 @@ def test_a_finished_run_has_nothing_left_to_do(crew: Crew, tmp_path: Path) -> No
     assert len(rows(tmp_path / "run", "eval")) == 1 and len(rows(tmp_path / "run", "end")) == 2
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_saving_is_all_or_nothing(
-    chapter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that dies in the middle of a write leaves the file before it, whole."""
-    save = load_chapter(chapter).save_checkpoint
+def test_saving_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies in the middle of a write leaves the file before it, whole. The function
+    is the same in all chapters (test_static.py)."""
+    save = load_chapter("02_distributed").save_checkpoint
     save(tmp_path, {"epoch": 1, "weights": torch.ones(1000)}, True)
     real_save = torch.save
 
@@ -203,10 +212,9 @@ def test_saving_is_all_or_nothing(
     assert not (tmp_path / "saving.tmp").exists()
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_best_is_never_lost(chapter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed between its two files, a run must not know of a best that it has not saved."""
-    save = load_chapter(chapter).save_checkpoint
+    save = load_chapter("02_distributed").save_checkpoint
     save(tmp_path, {"epoch": 1, "best_acc1": 10.0}, True)
     real_replace, calls = Path.replace, []
 
@@ -228,7 +236,9 @@ def note_the_writer(folder: Path, state: dict, is_best: bool) -> None:
     (folder / f"saved-by-{os.environ['CREW_RANK']}").touch()
 
 
-@pytest.mark.parametrize("chapter", sorted(set(CHAPTERS) - {"01_dataparallel"}))
+@pytest.mark.parametrize(
+    "chapter", table([c for c in CHAPTERS if c != "01_dataparallel"], ["02_distributed"])
+)
 def test_rank_0_alone_writes(chapter: str, crew: Crew, tmp_path: Path) -> None:
     argv = ["--synthetic", 24, *BATCH, "--epochs", 2, "--workers", 0, "--output-dir", tmp_path]
     patches = {"build_model": plain_float64, "save_checkpoint": note_the_writer}

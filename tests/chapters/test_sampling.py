@@ -10,12 +10,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from crew import Crew, call_main
-from harness import CHAPTERS, HOROVOD, load_chapter
+from harness import CHAPTERS, HOROVOD, SLURM, load_chapter
+from tiers import table
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from with_tiny_model import tiny_float32
 
 WORLD_SIZES = {"01_dataparallel": (1,)}
 CASES = [(chapter, size) for chapter in CHAPTERS for size in WORLD_SIZES.get(chapter, (1, 2, 3))]
+AT_TWO = [case for case in CASES if case[1] == max(WORLD_SIZES.get(case[0], (2,)))]
+# build_loaders is the same in all chapters but 06, which test_static.py holds.
+LOADERS = ["02_distributed", SLURM]
 BATCH, EPOCHS = 12, 4
 
 
@@ -54,7 +58,7 @@ def deliveries(chapter: str, images: int, world_size: int) -> list[list[list[set
 
 # As many as fit exactly, one more, one less, the fewest; and such that ranks' shares are uneven.
 @pytest.mark.parametrize("images", [12, 13, 23, 48, 49, 59])
-@pytest.mark.parametrize("chapter", CHAPTERS)
+@pytest.mark.parametrize("chapter", table(CHAPTERS, LOADERS))
 def test_each_image_at_most_once(chapter: str, images: int) -> None:
     """Per epoch, over all ranks; at most one batch less one image is left out; and what a step
     sees does not depend on the number of ranks."""
@@ -100,7 +104,7 @@ def noted_by_run(chapter: str, argv: list[str]) -> list[list[list[int]]]:
     return NOTED[:]
 
 
-@pytest.mark.parametrize(("chapter", "world_size"), CASES)
+@pytest.mark.parametrize(("chapter", "world_size"), table(CASES, AT_TWO))
 def test_a_run_shuffles_anew_each_epoch(
     chapter: str, world_size: int, crew: Crew, tmp_path: Path
 ) -> None:
@@ -153,8 +157,11 @@ def views_of_one_image(chapter: str, argv: list[str]) -> list[list[list[bytes]]]
 
 @pytest.mark.parametrize(
     ("chapter", "workers"),
-    [("02_distributed", workers) for workers in (0, 1, 2)]
-    + [(chapter, 1) for chapter in CHAPTERS if chapter != "02_distributed"],
+    table(
+        [("02_distributed", workers) for workers in (0, 1, 2)]
+        + [(chapter, 1) for chapter in CHAPTERS if chapter != "02_distributed"],
+        [("02_distributed", 0), ("02_distributed", 2)],
+    ),
 )
 def test_every_view_is_another(
     chapter: str, workers: int, crew: Crew, image_folder: Path, tmp_path: Path
@@ -221,7 +228,7 @@ def seeds_of_ranks(
     return seeds
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
+@pytest.mark.parametrize("chapter", table(CHAPTERS, ["02_distributed"]))
 def test_no_two_ranks_or_epochs_share_a_seed(chapter: str, crew: Crew, tmp_path: Path) -> None:
     """All 90 epochs of all 64 ranks of a run, and those of some ranks with the seed next to it."""
     world_size = 1 if chapter in WORLD_SIZES else 64

@@ -1,7 +1,7 @@
 """What becomes of a job when a rank dies, is absent, or is told to end.
 
-Everything here is really launched. The core runs in every session, the whole table with
-`-m "proof or not proof"`, as `make proof` and `make faults` do.
+Every job that meets a fault is really launched; the one that goes on after it is a warm one. One
+fault for each way of launching runs in `make test`, the whole table in `make proof`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crew import Crew, call_main
 from fault_table import FaultTable
 from harness import (
     HOROVOD,
@@ -35,11 +36,12 @@ from harness import (
     rows,
     start,
 )
+from tiers import table
 
 ALONE, HUB, SPAWNS = "01_dataparallel", "02_distributed", "03_multiprocessing"
 WITH_FAULT = ROOT / "tests/support/with_fault.py"
 # Two epochs of 5 steps on every rank, and 2 (alone: 2) batches of evaluation after each.
-RUN = ["--synthetic", "40", *TINY, "--epochs", "2", "--print-freq", "1", "--output-dir", "run"]
+RUN = ["--synthetic", "40", *TINY, "--epochs", "2", "--print-freq", "1", "--output-dir"]
 # These are about processes and time: a GPU would only make their start slower.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -57,8 +59,16 @@ def seconds_since(folder: Path) -> float:
 
 def go(chapter: str, env: dict[str, str], folder: Path, *more: str, timeout: float = 150) -> Result:
     """A launch of the chapter with a fault, on two ranks, to its end."""
-    command = command_for(chapter, [*RUN, *more], 2, WITH_FAULT)
+    command = command_for(chapter, [*RUN, "run", *more], 2, WITH_FAULT)
     return finish(start(command, folder, env), timeout)
+
+
+def go_well(crew: Crew, chapter: str, run_dir: Path, *more: str) -> dict[str, Any]:
+    """The same without a fault, on two ranks that are warm (01 is one process): its checkpoint."""
+    argv, ranks = [*RUN, str(run_dir), *more], 1 if chapter == ALONE else 2
+    for answer in crew.run(call_main, chapter, argv, world_size=ranks):
+        assert answer["exit"] is None, answer
+    return trained(load_state(run_dir / "checkpoint.pt"))
 
 
 def trained(state: dict[str, Any]) -> dict[str, Any]:
@@ -67,15 +77,12 @@ def trained(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def undisturbed(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What a run without a fault ends with, by chapter; made when first asked for."""
 
     class Runs(dict):
         def __missing__(self, chapter: str) -> dict[str, Any]:
-            folder = tmp_path_factory.mktemp("undisturbed")
-            result = go(chapter, fault(chapter, 0, "never", "kill", folder), folder)
-            assert result.returncode == 0, result.output
-            self[chapter] = trained(load_state(folder / "run/checkpoint.pt"))
+            self[chapter] = go_well(crew, chapter, tmp_path_factory.mktemp("undisturbed") / "run")
             return self[chapter]
 
     return Runs()
@@ -97,17 +104,23 @@ DEATHS = [
     *((ALONE, phase, 0) for phase in (*PHASES, "saving")),
 ]
 CORE_DEATHS = [
-    (ALONE, "saving", 0), (HUB, "start-up", 0), (HUB, "mid-epoch", 1), (HUB, "saving", 0),
-    (SPAWNS, "evaluation", 1), (HOROVOD, "mid-epoch", 1), (SLURM, "evaluation", 0),
+    (ALONE, "saving", 0), (HUB, "mid-epoch", 1), (SPAWNS, "evaluation", 1),
+    (HOROVOD, "mid-epoch", 1), (SLURM, "evaluation", 0),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("chapter", "phase", "rank"),
-    [pytest.param(*d, marks=() if d in CORE_DEATHS else pytest.mark.proof) for d in DEATHS],
+    table(DEATHS, CORE_DEATHS),
 )
 def test_death_of_a_rank(
-    chapter: str, phase: str, rank: int, tmp_path: Path, undisturbed: dict, fault_table: FaultTable
+    chapter: str,
+    phase: str,
+    rank: int,
+    crew: Crew,
+    tmp_path: Path,
+    undisturbed: dict,
+    fault_table: FaultTable,
 ) -> None:
     """The whole job ends soon and non-zero, nobody is left, the rank is named, the checkpoint is
     whole; and the next start goes on to what an undisturbed run ends with, bit for bit."""
@@ -129,10 +142,9 @@ def test_death_of_a_rank(
         resumed = 5
     assert (run_dir / "saving.tmp").exists() == (phase == "saving")
 
-    again = go(chapter, env, tmp_path, "--resume", "auto")
-    assert again.returncode == 0, again.output
+    ended = go_well(crew, chapter, run_dir, "--resume", "auto")
     assert rows(run_dir, "start")[-1]["resumed_from_step"] == resumed
-    assert_same(trained(load_state(run_dir / "checkpoint.pt")), undisturbed[chapter])
+    assert_same(ended, undisturbed[chapter])
     assert not list(run_dir.glob("*.tmp"))
     named = "the launcher names it, " if chapter in NAMES else ""
     outcome = f"job ends with status {result.returncode}, {named}--resume auto ends exactly alike"
@@ -143,7 +155,12 @@ def test_death_of_a_rank(
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("chapter", [ALONE, *NAMES])
 def test_killed_at_any_step(
-    chapter: str, seed: int, tmp_path: Path, undisturbed: dict, fault_table: FaultTable
+    chapter: str,
+    seed: int,
+    crew: Crew,
+    tmp_path: Path,
+    undisturbed: dict,
+    fault_table: FaultTable,
 ) -> None:
     """Killed twice, at random steps: it goes back to the epoch boundary before, and ends alike."""
     draw, done = random.Random(f"{chapter} {seed}"), 0
@@ -158,13 +175,13 @@ def test_killed_at_any_step(
         # In the first step after a boundary rank 0 may still have been saving.
         assert kept == done or (rank == 1 and (step, kept) == (done + 1, done - 5))
         done = kept
-    again = go(chapter, env, tmp_path, "--resume", "auto")
-    assert again.returncode == 0, again.output
+    ended = go_well(crew, chapter, tmp_path / "run", "--resume", "auto")
     assert rows(tmp_path / "run", "start")[-1]["resumed_from_step"] == done
-    assert_same(trained(load_state(tmp_path / "run/checkpoint.pt")), undisturbed[chapter])
+    assert_same(ended, undisturbed[chapter])
     fault_table("killed twice, at random steps", chapter, "resumed, ends exactly alike", None)
 
 
+@pytest.mark.proof
 def test_torchrun_restarts(tmp_path: Path, undisturbed: dict, fault_table: FaultTable) -> None:
     """`torchrun --max-restarts 2` and `--resume auto` finish the training by themselves. Without
     the variable the ranks of a new attempt sometimes find the addresses of the old one in the
@@ -173,7 +190,7 @@ def test_torchrun_restarts(tmp_path: Path, undisturbed: dict, fault_table: Fault
     env |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     torchrun += ["--nproc-per-node", "2", "--max-restarts", "2", WITH_FAULT]
-    result = finish(start([*torchrun, *RUN, "--resume", "auto"], tmp_path, env), 150)
+    result = finish(start([*torchrun, *RUN, "run", "--resume", "auto"], tmp_path, env), 150)
     assert result.returncode == 0, result.output
     run_dir = tmp_path / "run"
     assert [row["resumed_from_step"] for row in rows(run_dir, "start")] == [0, 5]
@@ -194,12 +211,12 @@ PLACES = {
     "evaluation": "all_reduce",
 }
 ABSENCES = [(c, phase) for c in (HUB, SPAWNS, SLURM) for phase in PHASES]
-CORE_ABSENCES = [(HUB, "mid-epoch"), (HUB, "start-up"), (SPAWNS, "evaluation")]
+CORE_ABSENCES = [(HUB, "mid-epoch")]
 
 
 @pytest.mark.parametrize(
     ("chapter", "phase"),
-    [pytest.param(*a, marks=() if a in CORE_ABSENCES else pytest.mark.proof) for a in ABSENCES],
+    table(ABSENCES, CORE_ABSENCES),
 )
 def test_absent_rank(chapter: str, phase: str, tmp_path: Path, fault_table: FaultTable) -> None:
     """One rank sleeps: the other waits for --dist-timeout, and its error says in which call."""
@@ -219,6 +236,8 @@ def test_absent_rank(chapter: str, phase: str, tmp_path: Path, fault_table: Faul
 
 LONG = ["--synthetic", "40", *TINY[:-1], "1", "--epochs", "500", "--print-freq", "1"]
 CHAPTERS_TOLD = [ALONE, HUB, SPAWNS, HOROVOD, SLURM]
+ORDERS = [(chapter, how) for chapter in CHAPTERS_TOLD for how in ("SIGTERM", "Ctrl-C")]
+CORE_ORDERS = [(HUB, "Ctrl-C"), (SPAWNS, "SIGTERM")]
 
 
 def running(chapter: str, folder: Path) -> subprocess.Popen:
@@ -233,8 +252,10 @@ def running(chapter: str, folder: Path) -> subprocess.Popen:
     raise AssertionError(process.communicate())
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "Ctrl-C"])
-@pytest.mark.parametrize("chapter", CHAPTERS_TOLD)
+@pytest.mark.parametrize(
+    ("chapter", "how"),
+    table(ORDERS, CORE_ORDERS),
+)
 def test_told_to_end(chapter: str, how: str, tmp_path: Path, fault_table: FaultTable) -> None:
     """SIGTERM to what was typed, or Ctrl-C in its terminal: every process ends within seconds,
     loader workers too, and the last checkpoint is whole."""

@@ -13,20 +13,31 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import GLOO_ABORT, ROOT, run_short
+from harness import ROOT, run_short
+from warm import run_warm
 
 EXAMPLES = sorted((ROOT / "docs/examples/handbook").glob("*.py"))
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": ""}  # as the pages say
 PAGES = sorted(ROOT.glob("docs/??/handbook/*.md"))
+# What torchrun tells its processes: only torchrun can.
+ASKS_TORCHRUN = "elastic_env"
+# These start torchrun, or Pythons by mp.spawn, again and again.
+LAUNCHERS = {"elastic_logs", "elastic_nodes", "elastic_resume", "elastic_signals",
+             "group_init_errors", "group_init_methods", "hand_processes"}  # fmt: skip
 
 
-def output_of(example: Path, logs: Path) -> str:
-    """What the line of its docstring that starts it prints, with this Python; all of rank 0, then
-    all of rank 1...: on one pipe the lines of two ranks may run into each other."""
+def words_of(example: Path) -> list[str]:
+    """The line of its docstring that starts it, in words."""
     name = str(example.relative_to(ROOT))
     lines = [x.strip() for x in ast.get_docstring(ast.parse(example.read_text())).splitlines()]
     (line,) = [x for x in lines if name in x and x.startswith(("torchrun ", "python "))]
-    launcher, *words = shlex.split(line)
+    return shlex.split(line)
+
+
+def really_launched(example: Path, logs: Path) -> str:
+    """What that line prints, with this Python; all of rank 0, then all of rank 1...: on one pipe
+    the lines of two ranks may run into each other."""
+    launcher, *words = words_of(example)
     if launcher == "torchrun":
         words = ["-m", "torch.distributed.run", "--redirects", "1", "--log-dir", logs, *words]
     result = run_short([sys.executable, *words], ROOT, 180, ON_CPU)
@@ -38,40 +49,15 @@ def output_of(example: Path, logs: Path) -> str:
     return result.stdout + "".join(path.read_text() for path in written)
 
 
-ABORTS_ONCE = f'''"""An example that aborts the first time.
-
-torchrun --standalone --nproc-per-node 1 once.py
-"""
-import sys
-from pathlib import Path
-
-print("rank 0 is here")
-if not Path("seen").exists():
-    Path("seen").touch()
-    sys.exit("{GLOO_ABORT}")
-'''
-
-
-@pytest.mark.filterwarnings("ignore:aborted while Python ended")
-def test_an_example_that_aborted_is_told_by_its_last_run_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    (tmp_path / "once.py").write_text(ABORTS_ONCE)
-    assert output_of(tmp_path / "once.py", tmp_path / "logs") == "rank 0 is here\n"
-    assert (tmp_path / "seen").exists()
-
-
-@pytest.mark.filterwarnings("ignore:aborted while Python ended")
-@pytest.mark.parametrize(("aborts", "says", "status", "runs"), [
-    (2, GLOO_ABORT, 0, 3), (3, GLOO_ABORT, 3, 3), (1, "Aborted", 1, 1),
-])  # fmt: skip
-def test_only_the_abort_of_gloo_is_forgiven(
-    aborts: int, says: str, status: int, runs: int, tmp_path: Path
-) -> None:
-    script = f"echo >> runs; n=$(wc -l < runs); ((n > {aborts})) || {{ echo {says} >&2; exit $n; }}"
-    assert run_short(["bash", "-c", script], tmp_path, 20).returncode == status
-    assert (tmp_path / "runs").read_text() == "\n" * runs
+def warm(example: Path, folder: Path) -> str:
+    """The same from processes that have imported torch already."""
+    launcher, *words = words_of(example)
+    ranks = int(words[words.index("--nproc-per-node") + 1]) if launcher == "torchrun" else 0
+    while Path(words[0]).suffix != ".py":
+        words = words[1:]
+    statuses, outs, errs = run_warm(words, folder, ranks, cwd=ROOT)
+    assert not any(statuses), (statuses, outs, errs)
+    return "".join(outs)
 
 
 def by_rank(text: str) -> list[str]:
@@ -84,28 +70,42 @@ def by_rank(text: str) -> list[str]:
     return sorted(text.splitlines(), key=rank)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(e, id=e.stem, marks=pytest.mark.proof if e.stem in LAUNCHERS else ())
+        for e in EXAMPLES
+    ],
+)
 def test_example(example: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    printed, shown = by_rank(output_of(example, tmp_path)), example.with_suffix(".txt")
+    prints = really_launched if example.stem == ASKS_TORCHRUN else warm
+    printed, shown = by_rank(prints(example, tmp_path)), example.with_suffix(".txt")
     assert printed
     if request.config.getoption("--write-outputs"):
         shown.write_text("\n".join(printed) + "\n")
     assert printed == shown.read_text().splitlines()
 
 
+@pytest.mark.proof
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_launched_example(example: Path, tmp_path: Path) -> None:
+    printed = by_rank(really_launched(example, tmp_path))
+    assert printed == example.with_suffix(".txt").read_text().splitlines()
+
+
 def test_outputs_have_examples() -> None:
     assert sorted(EXAMPLES[0].parent.glob("*.txt")) == [p.with_suffix(".txt") for p in EXAMPLES]
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example_is_shown(example: Path) -> None:
-    """In both languages, with its output; and it is short enough to be read."""
-    name = str(example.relative_to(ROOT))
-    assert 15 <= len(example.read_text().splitlines()) <= (160 if "home_made" in name else 86)
-    for language in ("zh", "en"):
-        text = "\n".join(p.read_text() for p in PAGES if p.parts[-3] == language)
-        assert re.search(rf"^@(file|code) {re.escape(name)}\b", text, re.M), language
-        assert f"@file {name.removesuffix('.py')}.txt" in text, language
+@pytest.mark.parametrize("language", ["zh", "en"])
+def test_examples_are_shown(language: str) -> None:
+    """In both languages, with their outputs; and they are short enough to be read."""
+    text = "\n".join(page.read_text() for page in PAGES if page.parts[-3] == language)
+    for example in EXAMPLES:
+        name = str(example.relative_to(ROOT))
+        assert 15 <= len(example.read_text().splitlines()) <= (160 if "home_made" in name else 86)
+        assert re.search(rf"^@(file|code) {re.escape(name)}\b", text, re.M), name
+        assert f"@file {name.removesuffix('.py')}.txt" in text, name
 
 
 # Ranks that part on purpose, or one alone, or nothing sent: see "Before the process ends".

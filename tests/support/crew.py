@@ -1,9 +1,8 @@
-"""Warm processes that run a chapter's main(argv) again and again.
+"""Warm processes (see warm.py) that run a chapter's main(argv) again and again.
 
-A launch costs seconds, nearly all of it importing torch. A table of cases therefore runs in one
-crew of processes that import it once. Each case still gets a process group of its own, on a free
-port, and its own fresh arguments; what a crew cannot show (launchers, exits, signals) is left to
-real launches.
+A table of cases runs in one crew. Each case still gets a process group of its own, on a free port,
+and its own fresh arguments; what a crew cannot show (launchers, exits, signals) is left to real
+launches.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import contextlib
 import faulthandler
 import gc
 import io
-import multiprocessing
 import os
 import signal
 import sys
@@ -23,14 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import HOROVOD, LAUNCHER_VARIABLES, SLURM, clean_environment, free_port, load_chapter
-
-
-def torchrun_environments(world_size: int) -> list[dict[str, str]]:
-    """What torchrun sets, for each rank of a job on this machine."""
-    shared = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+from harness import HOROVOD, LAUNCHER_VARIABLES, SLURM, free_port, load_chapter
+from warm import CONTEXT, start_warm, torchrun_environments
 
 
 def slurm_environments(world_size: int) -> list[dict[str, str]]:
@@ -120,24 +112,12 @@ class Crew:
         return Path(self.stacks.name).read_text()
 
     def _hire(self, count: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        before = dict(os.environ)
-        # A crew has three ranks on any machine, so it stays on the CPU.
-        environment = clean_environment() | {"CUDA_VISIBLE_DEVICES": ""}
-        os.environ.clear()
-        os.environ.update(environment)
-        try:
-            while len(self.members) < count:
-                ours, theirs = context.Pipe()
-                process = context.Process(
-                    target=_serve, args=(theirs, self.stacks.name), daemon=False
-                )
-                process.start()
-                theirs.close()
-                self.members.append((process, ours))
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+        while len(self.members) < count:
+            ours, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_serve, args=(theirs, self.stacks.name))
+            start_warm(process)
+            theirs.close()
+            self.members.append((process, ours))
 
     def run(
         self, function: Callable, *args: Any, world_size: int = 1, timeout: float = 120

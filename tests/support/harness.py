@@ -181,7 +181,7 @@ def run_short(
     return run(command, cwd, timeout, env)
 
 
-def command_for(chapter: str, argv: list[str], processes: int, script: Path | None = None) -> list:
+def command_for(chapter: str, argv: list, processes: int, script: Path | None = None) -> list:
     """The command line of a chapter's docstring; script stands in for its main.py. For 06 a Slurm
     on this machine is started where that is possible; elsewhere it runs under torchrun."""
     script = script or ROOT / chapter / "main.py"

@@ -1,43 +1,58 @@
 #!/usr/bin/env bash
-# Installs what the tests need beside Python packages: Horovod, built for the torch that is there,
-# and with the rights and the system for it Slurm, shellcheck, a compiler, and Chromium with Chinese
-# fonts for the documentation. What cannot be had is named, with what will not be run for the lack
-# of it; in CI that is an error.
-#     PYTHON=.venv/bin/python bash tests/support/prepare.sh
+# Installs what the tests need beside Python packages. For `smoke`: Horovod, built for the torch that
+# is there, and with the rights and the system for it compilers and Slurm. For `test` also shellcheck,
+# and Chromium with Chinese fonts. What cannot be had is named, with what will not be run for the
+# lack of it; in CI that is an error.
+#     PYTHON=.venv/bin/python bash tests/support/prepare.sh smoke|test
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python}
+tier=${1:-test}
 
 missing=()
-apt_install() {  # WHAT_FOR PACKAGE...
-    [[ $# -gt 1 ]] || return 0
-    echo "installing ${*:2}"
-    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
-        apt-get -qq install --yes --no-install-recommends "${@:2}"; } >/dev/null ||
-        missing+=("${*:2}: $1")
+packages=()
+need() {  # COMMAND PACKAGE
+    command -v "$1" >/dev/null || packages+=("$2")
 }
+apt_install() {  # PACKAGE...
+    echo "installing with apt-get: $*"
+    apt-get -qq update
+    DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends "$@"
+} >&2
 has_browser() {
     command -v chromium || command -v chromium-browser || command -v google-chrome
 } >/dev/null
 
 if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
-    need=()
-    command -v g++ >/dev/null || need+=(g++)
-    command -v cmake >/dev/null || need+=(cmake)
-    command -v shellcheck >/dev/null || need+=(shellcheck)
-    apt_install "the tests that need it" "${need[@]}"
-    need=()
-    has_browser || need+=(chromium)
-    [[ $(fc-list 2>/dev/null) == *CJK* ]] || need+=(fonts-noto-cjk)
-    apt_install "the documentation in a browser" "${need[@]}"
-    tools/mini_slurm.sh install || missing+=("Slurm: chapter 06 under srun and sbatch")
+    need g++ g++
+    need cmake cmake
+    [[ ${#packages[@]} -eq 0 ]] || apt_install "${packages[@]}" >/dev/null ||
+        missing+=("${packages[*]}: Horovod cannot be built")
 else
-    missing+=("Slurm and shellcheck, for which it must be root on Debian or Ubuntu:"
+    missing+=("Slurm, for which it must be root on Debian or Ubuntu:"
         "chapter 06 under srun and sbatch (it runs under torchrun)")
-    has_browser ||
-        missing+=("Chromium (apt install chromium fonts-noto-cjk): the documentation in a browser")
 fi
-PYTHON=$PYTHON bash 05_horovod/install.sh >/dev/null || missing+=("Horovod: chapter 05")
+
+# Minutes of compiling, unless a wheel is in the user's cache; meanwhile the others are installed.
+log=$(mktemp)
+PYTHON=$PYTHON bash 05_horovod/install.sh >"$log" 2>&1 &
+horovod=$!
+trap 'kill "$horovod" 2>/dev/null; rm -f "$log"' EXIT
+
+if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
+    tools/mini_slurm.sh install || missing+=("Slurm: chapter 06 under srun and sbatch")
+    if [[ $tier == test ]]; then
+        packages=()
+        need shellcheck shellcheck
+        has_browser || packages+=(chromium)
+        [[ $(fc-list 2>/dev/null) == *CJK* ]] || packages+=(fonts-noto-cjk)
+        [[ ${#packages[@]} -eq 0 ]] || apt_install "${packages[@]}" >/dev/null ||
+            missing+=("${packages[*]}: the documentation in a browser")
+    fi
+elif [[ $tier == test ]] && ! has_browser; then
+    missing+=("Chromium (apt install chromium fonts-noto-cjk): the documentation in a browser")
+fi
+wait "$horovod" || { tail -n 5 "$log" >&2; missing+=("Horovod: chapter 05"); }
 
 for line in "${missing[@]}"; do
     echo "not here, so not tested: $line" >&2
