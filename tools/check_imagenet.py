@@ -5,180 +5,97 @@
     python tools/check_imagenet.py DIR --move-bad DIR2    # sets unusable files aside
     python tools/check_imagenet.py DIR --sort-val FILE    # sorts a flat val/ into class folders
 
-DIR holds train/ and val/, one folder a class in each. The chapters read it with ImageFolder and
-decode_image(path, RGB), and stop at what is not 3xHxW uint8; what they cannot use is an `error:`
+DIR holds train/ and val/, one folder a class in each. What would stop a chapter is an `error:`
 here, what is odd but harmless is a `note:`. Exit code: 0 usable, 1 not usable, 2 bad arguments.
 
 FILE of --sort-val is one of
-    ILSVRC2012_validation_ground_truth.txt   of the devkit; needs the meta.mat beside it (and scipy
-                                             to read that), or --meta with `id wnid` lines
+    ILSVRC2012_validation_ground_truth.txt   of the devkit, its meta.mat beside it (needs scipy)
     LOC_val_solution.csv                     Kaggle's
     any list of `image class` lines          separated by blanks, a tab, a semicolon or a comma
+
+Nothing is ever overwritten. After Ctrl-C or an error the same command goes on where it stopped.
 """
 
 import argparse
-import csv
 import functools
 import io
 import multiprocessing
 import os
 import re
 import shlex
-import shutil
 import signal
 import stat
 import statistics
 import sys
-import tempfile
+import threading
 import warnings
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 try:
     from PIL import Image
     from tqdm import tqdm
 except ImportError as missing:
-    raise SystemExit(f"check_imagenet: {missing}; pip install -r requirements.txt") from None
+    raise SystemExit(f"check_imagenet: {missing}; pip install pillow tqdm") from None
 
 COMMAND = "python tools/check_imagenet.py"
-SPLITS = ("train", "val")
-# torchvision.datasets.folder.IMG_EXTENSIONS, repeated: importing torch takes seconds, and without
-# --decode nothing else needs it. A test compares the two.
+# torchvision.datasets.folder.IMG_EXTENSIONS, repeated: importing torch takes seconds, and a check
+# of headers does without it. A test compares the two.
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-EXTENSION_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
-IMAGENET_CLASSES = 1000
-IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}
-VAL_IMAGES_PER_CLASS = 50
-ARCHIVES = {"train": "ILSVRC2012_img_train.tar", "val": "ILSVRC2012_img_val.tar"}
-CLASS_ARCHIVE = re.compile(r"n\d{8}\.tar")
-WNID = re.compile(r"n\d{8}")
-# Where Kaggle's archive of the challenge keeps train/ and val/.
-KAGGLE_FOLDER = Path("ILSVRC", "Data", "CLS-LOC")
-# Pillow's own limit (Image.MAX_IMAGE_PIXELS): a quarter of a gigabyte as RGB.
-MAX_MEGAPIXELS = 89.5
+JPEG_END = b"\xff\xd9"
+# What decode_image takes, by Pillow's names, and how such a file ends. MPO is a JPEG with more
+# pictures behind the first, which is the one decoded. Of a WebP, Pillow reads all to open it.
+ENDS = {"JPEG": JPEG_END, "MPO": JPEG_END, "PNG": b"IEND\xaeB`\x82", "GIF": b";", "WEBP": b""}
 SHOWN = 10
-# Small enough for an even progress bar, large enough to hide the messaging.
-FILES_PER_BATCH = 64
+# Those that this process may use: fewer than the machine has in a container or a job.
+CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+# Files sent to a worker at once: enough to hide the messaging, few enough for an even bar.
+BATCH = 32
+# What can be wrong with a file.
+KINDS = {
+    "empty": "empty (0 bytes)",
+    "no file": "neither a file nor a link to one",
+    "unreadable": "cannot be read: look at the permissions (ls -l) and the disk",
+    "format": "decode_image takes only JPEG, PNG, WebP and GIF: convert them to JPEG",
+    "shape": "not one picture of 3 x 8 bits: convert them to JPEG",
+    "undecodable": "cut short, damaged or no image",
+    "crash": "crashes the decoder, and would kill the training process",
+}
 
 
 class CheckError(Exception):
     """The check or the sorting cannot go on; the message is the line that the user sees."""
 
 
-class Kind(NamedTuple):
-    """What can be found in a file: how bad, in words, and what to do about it."""
-
-    level: str
-    what: str
-    advice: str
-
-
-FETCH = "copy or unpack them again, or set them aside with --move-bad DIR2"
-CONVERT = "convert them to 8-bit RGB JPEG, or set them aside with --move-bad DIR2"
-# fmt: off
-KINDS = {
-    "empty": Kind("error", "empty (0 bytes)", FETCH),
-    "dangling": Kind("error", "links to nothing",
-                     "mend the links, or set them aside with --move-bad DIR2"),
-    "denied": Kind("error", "cannot be read", "look at the permissions (ls -l) and the disk"),
-    "special": Kind("error", "neither file nor link to one", "remove them"),
-    "name": Kind("error", "name is not UTF-8, so torchvision cannot open it", "rename them"),
-    "not-image": Kind("error", "no image inside, whatever the name says", FETCH),
-    "format": Kind("error", "decode_image takes only JPEG, PNG, WebP and GIF", CONVERT),
-    "undecodable": Kind("error", "cut short or damaged", FETCH),
-    "crash": Kind("error", "crashes the decoder, and would kill the training process", FETCH),
-    "16-bit": Kind("error", "16 bits a channel, so decode_image gives uint16", CONVERT),
-    "animated": Kind("error", "animated, so there is not one picture to decode", CONVERT),
-    "shape": Kind("error", "does not decode to 3xHxW uint8", CONVERT),
-    "huge": Kind("error", "absurdly large, and costs 3 bytes a pixel in every loader worker",
-                 "shrink them, set them aside with --move-bad DIR2, or allow them with "
-                 "--max-megapixels"),
-    "complaint": Kind("note", "decodes, but the decoder complains of damage",
-                      "training takes them as they are; look at them, and fetch them again if "
-                      "that matters"),
-    "mode": Kind("note", "not RGB", "nothing to do, decode_image converts them"),
-    # Its one PNG: https://github.com/pytorch/vision/issues/2294
-    "renamed": Kind("note", "another format than the name says",
-                    "nothing to do, decode_image goes by the content (ImageNet-1k has one: "
-                    "n02105855_2933.JPEG is a PNG)"),
-    "frames": Kind("note", "several pictures in one file",
-                   "nothing to do, decode_image takes the first"),
-}
-# fmt: on
-# A file that cannot be read may be a good one behind a bad disk or wrong permissions.
-NOT_MOVED = ("denied",)
-
-
 class Found(NamedTuple):
-    """One thing found in one file; `kind` is a key of KINDS."""
+    """What is wrong with a file; `kind` is a key of KINDS, or "doubt" where pixels must tell."""
 
     path: str
     kind: str
     detail: str = ""
 
 
-@dataclass
 class Report:
-    """Prints findings as they come and counts the errors."""
+    """Prints findings as they come, one a line, and counts the errors."""
 
-    errors: int = 0
+    def __init__(self) -> None:
+        self.errors = 0
 
     def error(self, text: str, paths: Iterable[str] = ()) -> None:
         """A finding that keeps the chapters from training."""
         self.errors += 1
-        self.show(f"error: {text}", list(paths))
+        self.note(text, paths, "error")
 
-    def note(self, text: str, paths: Iterable[str] = ()) -> None:
-        """A finding that does not."""
-        self.show(f"note: {text}", list(paths))
-
-    def show(self, line: str, paths: list[str]) -> None:
-        """The line, and the first few paths below it."""
-        print(printable(line))
-        for path in paths[:SHOWN]:
-            print(f"    {printable(path)}")
-        if len(paths) > SHOWN:
-            print(f"    ... and {len(paths) - SHOWN:,} more")
-
-
-@dataclass
-class Split:
-    """What lies under train/ or val/."""
-
-    folder: str
-    classes: dict[str, list[str]] = field(default_factory=dict)
-    loose: list[str] = field(default_factory=list)
-    archives: list[str] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)
-    dangling: list[str] = field(default_factory=list)
-    loops: list[str] = field(default_factory=list)
-    closed: list[str] = field(default_factory=list)
-
-    def images(self) -> list[str]:
-        """Every image that ImageFolder would list."""
-        return [path for paths in self.classes.values() for path in paths]
-
-
-def printable(text: str) -> str:
-    """`text` as it can be printed: a file name may hold any bytes but NUL and the slash."""
-    known = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return known.replace("\n", "\\n").replace("\r", "\\r")
-
-
-def quoted(path: str | Path) -> str:
-    """`path` as it can be pasted into a shell."""
-    return shlex.quote(str(path))
-
-
-def named(names: Iterable[str]) -> str:
-    """The first few names, and how many more there are."""
-    names = sorted(names)
-    more = f", ... and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    def note(self, text: str, paths: Iterable[str] = (), level: str = "note") -> None:
+        """A finding that does not; the first few paths stand below it."""
+        lines = [f"{level}: {text}"] + [f"    {path}" for path in sorted(paths)]
+        if len(lines) > SHOWN + 1:
+            lines[SHOWN + 1 :] = [f"    ... and {len(lines) - SHOWN - 1:,} more"]
+        for line in lines:
+            print(line.replace("\n", "\\n"))
 
 
 def counted(number: int, noun: str) -> str:
@@ -192,879 +109,367 @@ def is_image_name(name: str) -> bool:
     return name.lower().endswith(IMAGE_EXTENSIONS)
 
 
-# --------------------------------------------------------------------------------------- folders
+# ---- folders ----
 
 
-def list_split(folder: str) -> Split:
-    """Everything under train/ or val/, as ImageFolder sees it and where it does not look."""
-    split = Split(folder)
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError as error:
-        split.closed.append(f"{folder} ({error.strerror})")
-        return split
-    bar = tqdm(entries, desc=f"listing {os.path.basename(folder)}", disable=None, leave=False)
-    for entry in bar:
-        if entry.is_dir():
-            split.classes[entry.name] = list_class(entry.path, split)
-        elif is_image_name(entry.name):
-            split.loose.append(entry.path)
-        elif CLASS_ARCHIVE.fullmatch(entry.name) or entry.name in ARCHIVES.values():
-            split.archives.append(entry.path)
-        elif entry.is_symlink() and not os.path.exists(entry.path):
-            split.dangling.append(entry.path)
-    return split
-
-
-def list_class(folder: str, split: Split) -> list[str]:
-    """The images below one class folder, links followed; what is skipped goes to `split`."""
-
-    def closed(error: OSError) -> None:
-        # os.walk, and so ImageFolder, passes over such a folder without a word.
-        split.closed.append(f"{error.filename} ({error.strerror})")
-
-    images = []
-    for root, folders, names in os.walk(folder, onerror=closed, followlinks=True):
-        for name in list(folders):
-            path = os.path.join(root, name)
-            if os.path.islink(path) and is_below(root, path):
-                split.loops.append(path)
-                folders.remove(name)
-        for name in sorted(names):
-            (images if is_image_name(name) else split.ignored).append(os.path.join(root, name))
-    return images
-
-
-def is_below(path: str | Path, folder: str | Path) -> bool:
-    """Whether `path` is `folder` or lies in it, links resolved."""
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-
-
-def unpack_command(archive: str | Path, folder: str | Path) -> str:
-    """The shell command that unpacks one of the two official archives."""
-    target = quoted(folder)
-    return f"mkdir -p {target} && tar -xf {quoted(archive)} -C {target}"
-
-
-def unpack_classes_command(folder: str | Path) -> str:
-    """The shell command that unpacks n01440764.tar and its like, each into its own folder."""
-    each = 'mkdir -p "${t%.tar}" && tar -xf "$t" -C "${t%.tar}" && rm "$t"'
-    return f"for t in {quoted(folder)}/n*.tar; do {each}; done"
-
-
-def find_tree(root: Path) -> Path | None:
-    """A folder near `root` that has train/ or val/, for someone who named the wrong one."""
-    if WNID.fullmatch(root.resolve().name) or root.resolve().name in SPLITS:
-        near = [root.resolve().parent, root.resolve().parent.parent]
-    else:
-        below = sorted(path for path in root.iterdir() if path.is_dir())
-        near = [root / KAGGLE_FOLDER, root / Path(*KAGGLE_FOLDER.parts[1:]), *below]
-    return next((path for path in near if all((path / split).is_dir() for split in SPLITS)), None)
-
-
-def check_root(root: Path, report: Report) -> list[str]:
-    """The splits that are there; says what to do about those that are not."""
-    if not root.is_dir():
-        what = "is not a folder" if os.path.lexists(root) else "does not exist"
-        report.error(f"{root} {what}: name the folder that holds train/ and val/")
-        return []
-    present = [split for split in SPLITS if (root / split).is_dir()]
-    try:
-        elsewhere = None if present else find_tree(root)
-    except OSError as error:
-        report.error(f"{root}: {error.strerror}: look at its permissions (ls -ld {quoted(root)})")
-        return []
-    if elsewhere:
-        report.error(f"{root} has no train/ and val/, but {elsewhere} has: name that folder")
-        return []
-    for split in SPLITS:
-        folder, archive = root / split, root / ARCHIVES[split]
-        if split in present:
+def list_split(folder: Path) -> tuple[dict[str, list[str]], list[str]]:
+    """The images of every class, as ImageFolder lists them, and the files that it passes over."""
+    classes: dict[str, list[str]] = {}
+    others = []
+    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    for entry in tqdm(entries, desc=f"listing {folder}", disable=None, leave=False):
+        if not entry.is_dir():
+            others.append(entry.path)
             continue
-        if os.path.lexists(folder):
-            report.error(f"{folder} is not a folder: put the folder of that name in its place")
-        elif archive.is_file():
-            report.error(f"{archive} is still packed: {unpack_command(archive, folder)}")
+        images = classes[entry.name] = []
+        for root, _, names in os.walk(entry.path, followlinks=True):
+            for name in sorted(names):
+                (images if is_image_name(name) else others).append(os.path.join(root, name))
+    return classes, others
+
+
+def check_folders(root: Path, report: Report) -> dict[str, dict[str, list[str]]]:
+    """The images of train/ and val/ by class; what is wrong with the folders goes to `report`."""
+    splits: dict[str, dict[str, list[str]]] = {"train": {}, "val": {}}
+    for name in splits:
+        if (root / name).is_dir():
+            splits[name] = check_split(root, name, report)
         else:
             report.error(
-                f"{folder} does not exist: put a folder with one folder a class there, or the "
-                f"official {ARCHIVES[split]} in {root} and run this again for what to type"
+                f"{root / name} is not a folder: DIR is the one that holds train/ and val/ "
+                "(ILSVRC/Data/CLS-LOC in Kaggle's archive)"
             )
-    return present
+    train, val = set(splits["train"]), set(splits["val"])
+    # Classes are numbered by the order of their names: one that is missing shifts the others.
+    if train and val - train:
+        report.error("class folders in val/ and not in train/", val - train)
+    if val and train - val:
+        report.error("class folders in train/ and not in val/", train - val)
+    return splits
 
 
-def check_split(root: Path, split: Split, report: Report) -> None:
-    """What is wrong with the folders of train/ or val/."""
-    name = os.path.basename(split.folder)
-    check_archives(root, split, report)
-    if split.closed:
+def check_split(root: Path, name: str, report: Report) -> dict[str, list[str]]:
+    """The images of train/ or val/ by class, counted; what is wrong goes to `report`."""
+    folder = root / name
+    classes, others = list_split(folder)
+    flat = [path for path in others if is_image_name(path)]
+    if name == "val" and flat:
         report.error(
-            "folders that cannot be listed: look at their permissions (ls -ld)", split.closed
-        )
-    if split.dangling:
-        report.error(f"links in {name}/ to nothing: mend or remove them", split.dangling)
-    if split.loops:
-        report.error(
-            "links to a folder that they lie in, which ImageFolder follows until it fails: "
-            "remove them",
-            split.loops,
-        )
-    if name == "val" and split.loose:
-        kind = "half sorted" if split.classes else "flat"
-        report.error(
-            f"val/ is {kind}: {counted(len(split.loose), 'image')} directly in it and "
-            f"{counted(len(split.classes), 'class folder')}; sort it: {COMMAND} {quoted(root)} "
-            "--sort-val FILE (FILE: LOC_val_solution.csv, the devkit's "
+            f"val/ is flat: {counted(len(flat), 'image')} directly in it; sort it: {COMMAND} "
+            f"{shlex.quote(str(root))} --sort-val FILE (FILE: LOC_val_solution.csv, the devkit's "
             "ILSVRC2012_validation_ground_truth.txt, or lines `image class`)",
-            split.loose,
+            flat,
         )
-    elif split.loose:
-        text = "images directly in train/, which ImageFolder ignores: sort them into class folders"
-        (report.note if split.classes else report.error)(text, split.loose)
-    elif not split.classes and not split.archives and not split.closed:
-        report.error(f"{split.folder} has no class folders: put one folder a class there")
-    hidden = [label for label in split.classes if label.startswith(".")]
-    if hidden:
-        folders = [os.path.join(split.folder, label) for label in hidden]
-        report.note("hidden folders are classes for ImageFolder: remove them (rm -r)", folders)
-    empty = [label for label, images in split.classes.items() if not images]
+    elif not classes:
+        what = "put one folder a class there, and unpack what is still an archive"
+        report.error(f"{folder} has no class folders: {what}", others)
+    elif others:
+        what = "no image by its extension, or not in a class folder"
+        report.note(f"ImageFolder passes over {counted(len(others), 'file')}: {what}", others)
+    if not classes:
+        return classes
+    empty = [label for label, images in classes.items() if not images]
     if empty:
-        report.error(
-            f"{counted(len(empty), 'class')} without an image in {name}/: unpack or copy again, "
-            f"or remove the folder from train/ and val/: {named(empty)}"
-        )
-    if split.ignored:
-        endings = Counter(os.path.splitext(path)[1] or "no extension" for path in split.ignored)
-        most = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(5))
-        report.note(
-            f"{counted(len(split.ignored), 'file')} in {name}/ ignored by ImageFolder for the "
-            f"extension ({most}): if they are images, rename or convert them to .jpg",
-            split.ignored,
-        )
+        report.error(f"classes without an image in {name}/", empty)
+    sizes = [len(images) for images in classes.values()]
+    print(
+        f"{name}: {counted(len(sizes), 'class')}, {counted(sum(sizes), 'image')}; a class has "
+        f"{min(sizes):,} to {max(sizes):,}, median {statistics.median(sizes):g}"
+    )
+    return classes
 
 
-def check_archives(root: Path, split: Split, report: Report) -> None:
-    """Official archives that lie where their content should."""
-    folder, name = split.folder, os.path.basename(split.folder)
-    whole = [path for path in split.archives if os.path.basename(path) in ARCHIVES.values()]
-    packed = [path for path in split.archives if path not in whole]
-    unpacked = [path for path in packed if split.classes.get(os.path.basename(path)[:-4])]
-    waiting = [path for path in packed if path not in unpacked]
-    beside = root / ARCHIVES[name]
-    nothing = not (split.classes or split.loose or packed)
-    for path in [*whole, *([str(beside)] if nothing and not whole and beside.is_file() else [])]:
-        command = unpack_command(path, folder)
-        if nothing:
-            report.error(f"{path} is still packed: {command}")
-        else:
-            report.note(f"{path} lies among the classes: delete it if all of it is unpacked")
-    if waiting:
-        report.error(
-            f"{counted(len(waiting), 'class archive')} in {name}/ still packed: "
-            + unpack_classes_command(folder),
-            waiting,
-        )
-    elif unpacked:
-        report.note(
-            f"{counted(len(unpacked), 'class archive')} in {name}/ beside the unpacked folders: "
-            f"delete them, or if unpacking was interrupted: {unpack_classes_command(folder)}",
-            unpacked,
-        )
+# ---- files ----
 
 
-def check_classes(splits: dict[str, Split], report: Report) -> None:
-    """Whether train/ and val/ hold the same class folders."""
-    train, val = (set(splits[name].classes) for name in SPLITS)
-    if not train or not val or train == val:
-        return
-    for name, only, other in (("train", train - val, "val"), ("val", val - train, "train")):
-        if only:
-            report.error(
-                f"{counted(len(only), 'class folder')} in {name}/ and not in {other}/, so the "
-                f"labels would differ: add to {other}/ or remove from {name}/: {named(only)}"
-            )
-
-
-def show_counts(splits: dict[str, Split], report: Report) -> None:
-    """Images per class, and how that compares with ImageNet-1k."""
-    for name, split in splits.items():
-        sizes = [len(images) for images in split.classes.values()]
-        total = sum(sizes)
-        if not sizes:
-            continue
-        print(
-            f"{name}: {counted(len(sizes), 'class')}, {counted(total, 'image')}; a class has "
-            f"{min(sizes):,} to {max(sizes):,}, median {statistics.median(sizes):g}"
-        )
-        official = IMAGENET_IMAGES[name]
-        if len(sizes) != IMAGENET_CLASSES:
-            continue
-        if total != official:
-            much = f"{abs(official - total):,} {'fewer' if total < official else 'more'}"
-            report.note(
-                f"{name}/ has {IMAGENET_CLASSES:,} classes but {much} images than ImageNet-1k's "
-                f"{official:,}: if this is to be ImageNet-1k, unpack {ARCHIVES[name]} again"
-            )
-        elif name == "val" and set(sizes) != {VAL_IMAGES_PER_CLASS}:
-            report.note(
-                f"val/ has not {VAL_IMAGES_PER_CLASS} images in every class, as ImageNet-1k has: "
-                "unpack it again and sort it with the official list (--sort-val)"
-            )
-
-
-# ----------------------------------------------------------------------------------------- files
-
-
-def content_format(start: bytes) -> str | None:
-    """What decode_image makes of a file's first bytes; None where it gives up."""
-    if start.startswith(b"\xff\xd8\xff"):
-        return "JPEG"
-    if start.startswith(b"\x89PNG"):
-        return "PNG"
-    if start.startswith((b"GIF87a", b"GIF89a")):
-        return "GIF"
-    if start.startswith(b"RIFF") and start[8:15] == b"WEBPVP8":
-        return "WEBP"
-    return None
-
-
-def is_whole(file: io.BufferedReader, content: str, size: int) -> bool:
-    """Whether the file ends as its format should; if not, only decoding can tell.
-
-    Cheap, and finds an interrupted copy: the header of such a file is sound. Bytes after the end
-    of a JPEG are harmless, so this alone is no verdict.
-    """
-    file.seek(max(0, size - 12))
-    end = file.read()
-    return {
-        "JPEG": end.endswith(b"\xff\xd9"),
-        "PNG": end[4:8] == b"IEND",
-        "GIF": end.endswith(b";"),
-        # Pillow has read all of it to open it.
-        "WEBP": True,
-    }[content]
-
-
-def check_file(path: str, decode: bool, max_pixels: float) -> list[Found]:
-    """Everything found in one file."""
+def check_file(path: str, decode: bool) -> Found | None:
+    """What is wrong with one file: its header tells, or if asked or in doubt the decoder."""
     try:
-        path.encode()
-    except UnicodeEncodeError:
-        return [Found(path, "name")]
-    try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            # Opening a pipe would wait for its other end for ever.
-            return [Found(path, "special")]
-        if not status.st_size:
-            return [Found(path, "empty")]
-        with open(path, "rb") as file:
-            found, decode = check_header(path, file, status.st_size, decode, max_pixels)
+        found = check_header(path)
+    except FileNotFoundError:
+        return Found(path, "no file")
     except OSError as error:
-        if os.path.islink(path) and not os.path.exists(path):
-            return [Found(path, "dangling", f"-> {os.readlink(path)}")]
-        return [Found(path, "denied", error.strerror or str(error))]
-    pixels = check_pixels(path) if decode else []
-    if any(KINDS[item.kind].level == "error" for item in pixels):
-        return pixels
-    return found + pixels
+        return Found(path, "unreadable", error.strerror or str(error))
+    if found and found.kind != "doubt":
+        return found
+    return check_pixels(path) if found or decode else None
 
 
-def check_header(
-    path: str, file: io.BufferedReader, size: int, decode: bool, max_pixels: float
-) -> tuple[list[Found], bool]:
-    """What the header tells, and whether to decode the file too (always when in doubt)."""
-    start = file.read(32)
-    content = content_format(start)
-    file.seek(0)
-    try:
-        image = Image.open(file)
-        # Reads no pixels, but for an animation it may read the headers of its frames.
-        several = bool(getattr(image, "is_animated", False))
-    except Exception as error:
-        # A damaged header can make Pillow raise anything; an errno means that the disk failed.
-        if isinstance(error, OSError) and error.errno:
-            raise
-        if content:
-            return [], True
-        sidecar = os.path.basename(path).startswith("._")
-        detail = "a macOS sidecar file" if sidecar else f"begins with {start[:12]!r}"
-        return [Found(path, "not-image", detail)], False
-    if content is None:
-        return [Found(path, "format", image.format or "")], False
-    if image.width * image.height > max_pixels:
-        return [Found(path, "huge", f"{image.width}x{image.height}")], False
-    if content == "PNG" and start[12:16] == b"IHDR" and start[24] == 16:
-        return [Found(path, "16-bit")], False
-    if several and content in ("GIF", "WEBP"):
-        return [Found(path, "animated", content)], False
-
-    notes = []
-    if several:
-        notes.append(Found(path, "frames", image.format or ""))
-    if image.mode != "RGB":
-        notes.append(Found(path, "mode", image.mode))
-    if content != EXTENSION_FORMATS.get(os.path.splitext(path)[1].lower()):
-        notes.append(Found(path, "renamed", content))
-    return notes, decode or not is_whole(file, content, size)
+def check_header(path: str) -> Found | None:
+    """What can be told without decoding. Raises OSError."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        # Opening a pipe would wait for its other end for ever.
+        return Found(path, "no file")
+    if not status.st_size:
+        return Found(path, "empty")
+    with open(path, "rb") as file:
+        start = file.read(25)
+        file.seek(max(0, status.st_size - 8))
+        end = file.read()
+        file.seek(0)
+        try:
+            image = Image.open(file)
+            # Reads no pixels, but of an animation it may read the headers of the frames.
+            frames = getattr(image, "n_frames", 1)
+        except Exception as error:
+            # A damaged header can make Pillow raise anything; an errno means that the disk failed.
+            if isinstance(error, OSError) and error.errno:
+                raise
+            return Found(path, "doubt")
+    if image.format not in ENDS:
+        return Found(path, "format", image.format or "")
+    if image.format == "PNG" and start[24] == 16:
+        return Found(path, "shape", "16 bits a channel")
+    if image.format in ("GIF", "WEBP") and frames > 1:
+        return Found(path, "shape", f"{image.format} of {frames} frames")
+    # An interrupted copy has a sound header. Bytes after the end are harmless, so no verdict yet.
+    return None if end.endswith(ENDS[image.format]) else Found(path, "doubt")
 
 
 @functools.cache
-def load_decoder() -> Callable[[str], Any]:
-    """The chapters' decoder, tried out: a broken install must not make every file look bad."""
+def load_decoder() -> Callable:
+    """The chapters' decoder. Raises CheckError: a broken install must not blame every file."""
     try:
         import torch
-        from torchvision.io import ImageReadMode, decode_image
+        from torchvision.io import ImageReadMode, decode_image, encode_jpeg
 
-        jpeg = io.BytesIO()
-        Image.new("RGB", (8, 8)).save(jpeg, "JPEG")
-        decode_image(
-            torch.frombuffer(bytearray(jpeg.getvalue()), dtype=torch.uint8), ImageReadMode.RGB
-        )
-    except (ImportError, RuntimeError, OSError) as error:
-        first = str(error).splitlines()[0]
-        raise CheckError(
-            f"torchvision cannot decode images here ({first}): pip install -r requirements.txt"
-        ) from None
+        decode_image(encode_jpeg(torch.zeros(3, 8, 8, dtype=torch.uint8)))
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckError(f"torchvision cannot decode images here: {reason}") from None
     return functools.partial(decode_image, mode=ImageReadMode.RGB)
 
 
-def check_pixels(path: str) -> list[Found]:
-    """What decoding the file as the chapters do brings to light."""
-    decoder = load_decoder()
-    take_complaint()
+def check_pixels(path: str) -> Found | None:
+    """What decoding brings to light; the rule is that of every chapter's load_image."""
+    decode = load_decoder()
     try:
-        image = decoder(path)
-    except Exception as error:
+        image = decode(path)
+    except RuntimeError as error:
         # torchvision puts the place in its own sources before the reason.
         reason = re.sub(r"^.*\.cpp:\d+, ", "", str(error).splitlines()[0])
-        return [Found(path, "undecodable", reason)]
+        return Found(path, "undecodable", reason)
     if str(image.dtype) != "torch.uint8" or image.ndim != 3 or image.shape[0] != 3:
-        return [Found(path, "shape", f"{image.dtype} {tuple(image.shape)}")]
-    complaint = take_complaint()
-    return [Found(path, "complaint", complaint)] if complaint else []
+        return Found(path, "shape", f"{image.dtype} {tuple(image.shape)}")
+    return None
 
 
-# ----------------------------------------------------------------------------------- the workers
+def end_with_parent() -> None:
+    """Ends this worker when the tool is killed: it would wait for work for ever."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
-def keep_complaints() -> None:
-    """Send this process's stderr to a nameless file, where take_complaint finds it.
-
-    libjpeg and libpng write there, without a path, what they find wrong but decode all the same.
-    """
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 2)
-
-
-def take_complaint() -> str:
-    """What the decoders have written to stderr since the last call; empty if nothing."""
-    size = os.fstat(2).st_size
-    if not size:
-        return ""
-    os.lseek(2, 0, os.SEEK_SET)
-    text = os.read(2, size).decode("utf-8", "replace")
-    os.ftruncate(2, 0)
-    os.lseek(2, 0, os.SEEK_SET)
-    # libpng's warnings are about metadata, such as a colour profile that it does not like.
-    lines = [line for line in text.splitlines() if not line.startswith("libpng warning")]
-    return lines[0] if lines else ""
-
-
-def receive(connection: Connection) -> list[str]:
-    """The next paths to check; none when the parent has no more work, or is gone."""
-    try:
-        return connection.recv()
-    except (EOFError, OSError):
-        return []
-
-
-def serve(connection: Connection, decode: bool, max_pixels: float) -> None:
-    """A worker's life: lists of paths come in, lists of Found go out; a str means it gave up."""
+def prepare_worker() -> None:
+    """Runs first in every worker process."""
     # Ctrl-C reaches the whole process group; the parent alone ends the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
+    # The chapters' decoder knows no such limit.
     Image.MAX_IMAGE_PIXELS = None
-    keep_complaints()
-    try:
-        if decode:
-            load_decoder()
-        connection.send("ready")
-        while paths := receive(connection):
-            found = [found for path in paths for found in check_file(path, decode, max_pixels)]
-            connection.send(found)
-    except CheckError as error:
-        connection.send(str(error))
-    except Exception as error:
-        connection.send(f"a worker failed, which is a fault of this tool: {error!r}")
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-@dataclass
-class Worker:
-    """A worker process, and the paths that it has been given and not answered for."""
-
-    process: Any
-    connection: Connection
-    paths: list[str] = field(default_factory=list)
-    ready: bool = False
-
-
-def start_worker(decode: bool, max_pixels: float) -> Worker:
-    """A fresh worker. Not forked from this process, which may have threads."""
+def start_pool(workers: int) -> ProcessPoolExecutor:
+    """A pool that has worked once. Raises BrokenProcessPool here, where it blames no file."""
     methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-    if decode and "forkserver" in methods:
-        # Imports torch once for all workers, so that replacing one that crashed is cheap.
-        context.set_forkserver_preload(["__main__", "torchvision.io"])
-    here, there = context.Pipe()
-    process = context.Process(target=serve, args=(there, decode, max_pixels), daemon=True)
-    process.start()
-    there.close()
-    return Worker(process, here)
-
-
-def after_crash(worker: Worker) -> tuple[list[Found], list[list[str]]]:
-    """What a worker's death tells: a file that kills the decoder, or batches to try one by one."""
-    worker.process.join()
-    code = worker.process.exitcode
-    name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-    if not worker.ready:
-        raise CheckError(f"a worker process did not start ({name})")
-    if name in ("SIGKILL", "SIGTERM"):
-        raise CheckError(f"a worker was killed ({name}; out of memory?): try fewer --workers")
-    if len(worker.paths) == 1:
-        return [Found(worker.paths[0], "crash", name)], []
-    return [], [[path] for path in worker.paths]
+    pool = ProcessPoolExecutor(workers, context, prepare_worker)
+    pool.submit(os.getpid).result()
+    return pool
 
 
 def check_files(
-    paths: list[str], decode: bool, max_pixels: float, workers: int
-) -> Iterator[tuple[int, list[Found]]]:
-    """Check `paths` in `workers` processes; yields how many are done and what was found in them.
-
-    Processes of our own and no pool: a corrupt PNG can crash torchvision's decoder, and after a
-    crash a pool neither goes on nor says which file it was.
-    """
-    batches = deque(
-        paths[first : first + FILES_PER_BATCH] for first in range(0, len(paths), FILES_PER_BATCH)
-    )
-    team: dict[Connection, Worker] = {}
-
-    def hire() -> None:
-        worker = start_worker(decode, max_pixels)
-        team[worker.connection] = worker
-
-    try:
-        for _ in range(min(workers, len(batches))):
-            hire()
-        while team:
-            for connection in wait(list(team)):
-                worker = team[connection]
-                try:
-                    answer = connection.recv()
-                except (EOFError, OSError):
-                    del team[connection]
-                    found, again = after_crash(worker)
-                    yield len(found), found
-                    batches.extendleft(again)
-                    if batches:
-                        hire()
-                    continue
-                if isinstance(answer, str) and answer != "ready":
-                    raise CheckError(answer)
-                if worker.ready:
-                    yield len(worker.paths), answer
-                worker.ready = True
-                if not batches:
-                    del team[connection]
-                    connection.close()
-                    continue
-                worker.paths = batches.popleft()
-                try:
-                    connection.send(worker.paths)
-                except OSError:
-                    # It has just died: the next recv says so.
-                    continue
-    finally:
-        for worker in team.values():
-            worker.process.terminate()
+    paths: list[str], check: Callable[[str], Found | None], workers: int, batch: int
+) -> Iterator[Found | None]:
+    """`check` of every path, in order, in worker processes; names a file that kills its worker."""
+    while paths:
+        done = 0
+        pool = start_pool(workers)
+        try:
+            for found in pool.map(check, paths, chunksize=batch):
+                yield found
+                done += 1
+        except BrokenProcessPool:
+            if workers == batch == 1:
+                yield Found(paths[done], "crash")
+                done += 1
+            else:
+                # Most likely one of these; else the rest breaks again, and the next are tried.
+                suspects = paths[done : done + 4 * workers * batch]
+                yield from check_files(suspects, check, 1, 1)
+                done += len(suspects)
+        finally:
+            pool.shutdown(cancel_futures=True)
+        paths = paths[done:]
 
 
-def report_files(found: list[Found], report: Report) -> list[Found]:
-    """Print what was found in files, kind by kind; returns the errors."""
-    groups: dict[str, list[Found]] = {kind: [] for kind in KINDS}
-    for item in sorted(found):
-        groups[item.kind].append(item)
-    for name, items in groups.items():
-        if not items:
-            continue
-        kind = KINDS[name]
+def report_files(found: list[Found], report: Report) -> None:
+    """Print what was found in files, kind by kind."""
+    for kind, what in KINDS.items():
+        items = [item for item in found if item.kind == kind]
         lines = [f"{item.path} ({item.detail})" if item.detail else item.path for item in items]
-        what = kind.what
-        if name == "mode":
-            modes = Counter(item.detail for item in items)
-            what += f" ({', '.join(f'{count:,} {mode}' for mode, count in modes.most_common())})"
-        text = f"{counted(len(items), 'file')}: {what}; {kind.advice}"
-        (report.error if kind.level == "error" else report.note)(text, lines)
-    return [item for item in sorted(found) if KINDS[item.kind].level == "error"]
+        if items:
+            report.error(f"{counted(len(items), 'file')}: {what}", lines)
 
 
 def write_list(bad: list[Found], target: Path, report: Report) -> None:
-    """Write the paths of the bad files, one a line, into a new file."""
-    paths = [item.path for item in bad]
-    broken = [path for path in paths if "\n" in path]
-    if broken:
-        report.note("names with a line break, left out of the list: rename them", broken)
-    try:
-        with open(target, "xb") as file:
-            file.writelines(os.fsencode(path) + b"\n" for path in paths if path not in broken)
-    except OSError as error:
-        report.error(f"{target} was not written ({error.strerror}): name another --list-bad FILE")
-        return
-    print(f"wrote the paths of {counted(len(paths) - len(broken), 'bad file')} to {target}")
+    """Write the paths of bad files, one a line, into a new file. Raises OSError."""
+    paths = [item.path for item in bad if "\n" not in item.path]
+    if len(paths) < len(bad):
+        report.note("names with a line break are left out of the list: rename them")
+    with open(target, "xb") as file:
+        file.writelines(os.fsencode(path) + b"\n" for path in paths)
+    print(f"wrote the paths of {counted(len(paths), 'bad file')} to {target}")
 
 
-def move_bad(
-    bad: list[Found], root: Path, target: Path, dry_run: bool, splits: dict[str, Split]
-) -> Iterator[str]:
-    """Move bad files to `target`, sub-folders kept; yields what did not go as asked."""
-    moved = set()
-    for item in bad:
-        if item.kind in NOT_MOVED:
-            yield f"{item.path} stays, it may be a good file: {KINDS[item.kind].advice}"
-            continue
-        goal = os.path.join(target, os.path.relpath(item.path, root))
-        if os.path.lexists(goal):
-            yield f"{item.path} stays, {goal} exists: move one of the two yourself"
-            continue
+def move_files(moves: list[tuple[str, str]], dry_run: bool, report: Report) -> str:
+    """Rename files, never onto another; returns how many in words."""
+    moved, failed = 0, []
+    for source, target in tqdm(moves, desc="moving", unit="file", disable=None, leave=False):
         if dry_run:
-            print(printable(f"mv {quoted(item.path)} {quoted(goal)}"))
-        else:
-            try:
-                os.makedirs(os.path.dirname(goal), exist_ok=True)
-                # A rename within a file system, a copy into another; a link stays a link.
-                shutil.move(item.path, goal)
-            except OSError as error:
-                yield f"{item.path} was not moved: {error}"
-                continue
-        moved.add(item.path)
-    verb = "would move" if dry_run else "moved"
-    print(f"{verb} {counted(len(moved), 'bad file')} to {target}; then check again")
-    for name, split in splits.items():
-        bare = [label for label, images in split.classes.items() if images and moved >= set(images)]
-        if bare:
-            yield (
-                f"that leaves {counted(len(bare), 'class')} of {name}/ without an image; refill "
-                f"them or remove the folders from train/ and val/: {named(bare)}"
-            )
+            print(f"mv {shlex.quote(source)} {shlex.quote(target)}".replace("\n", "\\n"))
+            continue
+        try:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            if os.path.lexists(target):
+                raise FileExistsError(f"{target} exists")
+            # Not shutil.move: its copy into another file system can stop half-way.
+            os.rename(source, target)
+            moved += 1
+        except OSError as error:
+            failed.append(f"{source}: {error}")
+    if failed:
+        report.error("not moved: mend this and type the same again", failed)
+    if dry_run:
+        return f"would move {counted(len(moves), 'file')}"
+    return f"moved {counted(moved, 'file')}"
 
 
 def check_tree(args: argparse.Namespace) -> int:
     """The whole check; returns the exit code."""
     report = Report()
-    present = check_root(args.dir, report)
-    splits = {name: list_split(str(args.dir / name)) for name in present}
-    for split in splits.values():
-        check_split(args.dir, split, report)
-    if len(splits) == len(SPLITS):
-        check_classes(splits, report)
-    show_counts(splits, report)
-
-    paths = [path for split in splits.values() for path in split.images()]
-    found: list[Found] = []
-    what = "decoding" if args.decode else "headers"
-    with tqdm(total=len(paths), desc=what, unit="file", disable=None, leave=False) as bar:
-        for done, new in check_files(paths, args.decode, args.max_megapixels * 1e6, args.workers):
-            bar.update(done)
-            found += new
-    bad = report_files(found, report)
-    if args.list_bad and args.dry_run:
-        print(f"would write the paths of {counted(len(bad), 'bad file')} to {args.list_bad}")
-    elif args.list_bad:
+    splits = check_folders(args.dir, report)
+    train, val = ([path for paths in split.values() for path in paths] for split in splits.values())
+    if args.decode:
+        # Imports torch once for all workers, so that replacing one that crashed is cheap.
+        multiprocessing.set_forkserver_preload(["__main__", "torchvision.io"])
+    check = functools.partial(check_file, decode=args.decode)
+    checks = check_files(train + val, check, args.workers, BATCH)
+    bar = tqdm(checks, total=len(train + val), unit="file", disable=None, leave=False)
+    bad = [found for found in bar if found]
+    report_files(bad, report)
+    if args.list_bad:
         write_list(bad, args.list_bad, report)
     if args.move_bad:
-        for problem in move_bad(bad, args.dir, args.move_bad, args.dry_run, splits):
-            report.error(problem)
-
+        # What cannot be read may be a sound file behind a failing disk.
+        movable = [item.path for item in bad if item.kind != "unreadable"]
+        moves = [(p, os.path.join(args.move_bad, os.path.relpath(p, args.dir))) for p in movable]
+        print(f"{move_files(moves, args.dry_run, report)} to {args.move_bad}; then check again")
     if report.errors:
         print(f"not usable: {counted(report.errors, 'error')}")
         return 1
-    train, val = (len(splits[name].images()) for name in SPLITS)
     depth = "every image decoded" if args.decode else "headers checked; --decode reads all of it"
     print(
-        f"usable: {counted(len(splits['train'].classes), 'class')}, {train:,} training and "
-        f"{val:,} validation images ({depth})"
+        f"usable: {counted(len(splits['train']), 'class')}, {len(train):,} training and "
+        f"{len(val):,} validation images ({depth})"
     )
     return 0
 
 
-# ----------------------------------------------------------------------------------- sorting val/
+# ---- sorting val/ ----
 
 
-class Entry(NamedTuple):
-    """A line of a ground-truth list: the image and its class folder."""
-
-    line: int
-    image: str
-    label: str
-
-
-@dataclass
-class ValFolder:
-    """The images of val/: those directly in it, and the class folders that hold the others."""
-
-    flat: set[str] = field(default_factory=set)
-    placed: dict[str, set[str]] = field(default_factory=dict)
-    folders: dict[str, str] = field(default_factory=dict)
-    stems: dict[str, set[str]] = field(default_factory=dict)
-
-    def find(self, listed: str) -> str | None:
-        """The image that a list means; Kaggle's leaves the extension out."""
-        name = listed.replace("\\", "/").rsplit("/", 1)[-1]
-        if name in self.flat or name in self.placed:
-            return name
-        same_stem = self.stems.get(name, set())
-        return next(iter(same_stem)) if len(same_stem) == 1 else None
-
-
-def read_lines(path: Path) -> list[tuple[int, str]]:
-    """The lines of a text file that are not blank, with their numbers from 1."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig", "surrogateescape")
-    except OSError as error:
-        raise CheckError(f"{path}: {error.strerror}") from None
-    if "\0" in text:
-        raise CheckError(f"{path} is not a text file: see --help for the lists that are understood")
-    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1)]
-    lines = [(number, line) for number, line in lines if line]
-    if not lines:
-        raise CheckError(f"{path} is empty: see --help for the lists that are understood")
-    return lines
-
-
-def read_truth(path: Path, meta: Path | None) -> list[Entry]:
-    """A ground-truth list in any of the forms that the module's docstring names."""
-    lines = read_lines(path)
-    if all(re.fullmatch("[0-9]+", line) for _, line in lines):
-        meta = meta or path.with_name("meta.mat")
-        wnids = read_meta(meta)
-        unknown = next((pair for pair in lines if int(pair[1]) not in wnids), None)
-        if unknown:
-            raise CheckError(f"{path}:{unknown[0]}: {meta} has no class with the id {unknown[1]}")
-        return [
-            Entry(number, f"ILSVRC2012_val_{number:08d}.JPEG", wnids[int(line)])
-            for number, line in lines
-        ]
-    first = lines[0][1]
-    separator = next((sign for sign in ",\t;" if sign in first), None)
-    return [read_columns(path, number, line, separator) for number, line in lines]
-
-
-def read_columns(path: Path, number: int, line: str, separator: str | None) -> Entry:
-    """One line of a list with an image and its class."""
-    try:
-        cells = next(csv.reader([line], delimiter=separator)) if separator else line.rsplit(None, 1)
-    except csv.Error as error:
-        raise CheckError(f"{path}:{number}: {error}") from None
-    cells = [cell.strip() for cell in cells]
-    if len(cells) < 2 or not cells[0] or not cells[1]:
-        raise CheckError(f"{path}:{number}: not `image class`: {line[:80]}")
-    label = cells[1].rstrip("/")
-    words = label.split()
-    # Kaggle's form: class and four corners of a box, once for each object in the image.
-    boxes = [word for place, word in enumerate(words) if place % 5]
-    if boxes and len(words) % 5 == 0 and all(re.fullmatch(r"-?\d+", word) for word in boxes):
-        if len(set(words[::5])) > 1:
-            raise CheckError(f"{path}:{number}: objects of several classes: {line[:80]}")
-        label = words[0]
-    return Entry(number, cells[0], label)
+def read_truth(path: Path, classes: set[str]) -> dict[str, str]:
+    """The class of every image, by its name less the extension, which Kaggle's list leaves out."""
+    text = path.read_text("utf-8-sig", "surrogateescape")
+    numbered = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1)]
+    lines = [(number, line) for number, line in numbered if line]
+    if lines and all(line.isdecimal() for _, line in lines):
+        wnids = read_meta(path.with_name("meta.mat"))
+        # An id that is not in meta.mat stays, and so is a class that train/ has not.
+        return {f"ILSVRC2012_val_{n:08d}": wnids.get(int(line), line) for n, line in lines}
+    truth: dict[str, str] = {}
+    for number, line in lines:
+        cells = [cell.strip('"/') for cell in re.split(r"\s*[,;\t]\s*|\s+", line, maxsplit=1)]
+        if len(cells) < 2:
+            raise CheckError(f"{path}:{number}: not `image class`: {line[:80]}")
+        # In Kaggle's list the corners of boxes follow the class.
+        label = cells[1] if cells[1] in classes else re.split(r'[\s,;"/]', cells[1])[0]
+        image = os.path.basename(cells[0])
+        if number == 1 and label not in classes and not re.search(r"[\d.]", image):
+            # The titles of columns.
+            continue
+        stem = os.path.splitext(image)[0] if is_image_name(image) else image
+        if truth.setdefault(stem, label) != label:
+            raise CheckError(f"{path}:{number}: {image} is listed above with another class")
+    return truth
 
 
 def read_meta(path: Path) -> dict[int, str]:
-    """The class folder of every ILSVRC2012 id, from the devkit's meta.mat or from a text file."""
-    if not path.is_file():
-        raise CheckError(
-            f"{path} does not exist; the list has numbers, and only the devkit's data/meta.mat "
-            "says which class each is: name it with --meta, or sort by LOC_val_solution.csv"
-        )
-    if path.suffix == ".mat":
-        return read_mat(path)
-    wnids: dict[int, str] = {}
-    for number, line in read_lines(path):
-        words = line.replace(",", " ").split()[:2]
-        digits = [word for word in words if re.fullmatch("[0-9]+", word)]
-        labels = [word for word in words if word not in digits]
-        if len(digits) != 1 or len(labels) != 1 or int(digits[0]) in wnids:
-            raise CheckError(f"{path}:{number}: not a new id and its wnid: {line[:80]}")
-        wnids[int(digits[0])] = labels[0]
-    return wnids
-
-
-def read_mat(path: Path) -> dict[int, str]:
-    """The ids and wnids of meta.mat's leaves, as torchvision.datasets.ImageNet reads them."""
+    """The class folder of every ILSVRC2012 id, as torchvision.datasets.ImageNet reads it."""
     try:
         from scipy.io import loadmat
-    except ImportError:
-        raise CheckError(
-            f"{path} is a MATLAB file, which only scipy reads: pip install scipy; or name a text "
-            "file of `id wnid` lines with --meta, or sort by LOC_val_solution.csv"
-        ) from None
-    try:
-        synsets = loadmat(path, squeeze_me=True)["synsets"]
+
         # Fields: id, wnid, words, gloss, number of children, ...: the 1000 classes have none.
+        synsets = loadmat(path, squeeze_me=True)["synsets"]
         return {int(row[0]): str(row[1]) for row in synsets if int(row[4]) == 0}
     except Exception as error:
         # loadmat has no error of its own: a damaged file makes it raise anything.
-        raise CheckError(f"{path} is not the devkit's meta.mat ({error})") from None
-
-
-def list_val(folder: Path) -> ValFolder:
-    """What lies in val/ now."""
-    val = ValFolder()
-    for entry in os.scandir(folder):
-        if entry.is_dir():
-            val.folders[entry.name] = entry.path
-            for name in filter(is_image_name, os.listdir(entry.path)):
-                val.placed.setdefault(name, set()).add(entry.name)
-        elif is_image_name(entry.name):
-            val.flat.add(entry.name)
-    for name in val.flat | set(val.placed):
-        val.stems.setdefault(os.path.splitext(name)[0], set()).add(name)
-    return val
-
-
-def without_header(entries: list[Entry], val: ValFolder, classes: set[str]) -> list[Entry]:
-    """The entries less a first line of column titles, such as Kaggle's ImageId,PredictionString."""
-    first = entries[0]
-    titles = not re.search(r"[\d.]", first.image) and first.label not in classes
-    return entries[1:] if titles and val.find(first.image) is None else entries
+        raise CheckError(
+            f"the devkit's list needs {path}, and scipy to read it (pip install scipy): {error}"
+        ) from None
 
 
 def plan_sort(
-    entries: list[Entry], val: ValFolder, classes: set[str], report: Report
+    truth: dict[str, str], val: Path, classes: set[str], report: Report
 ) -> list[tuple[str, str]]:
-    """The (image, class) moves to make; every reason against any of them goes to `report`."""
-    moves, seen = [], set()
-    missing, twice, elsewhere, clashes = [], [], [], []
-    for entry in entries:
-        name = val.find(entry.image)
-        where = val.placed.get(name, set()) if name else set()
-        if name is None:
-            missing.append(f"line {entry.line}: {entry.image}")
-        elif name in seen:
-            twice.append(f"line {entry.line}: {entry.image}")
-        elif where - {entry.label}:
-            elsewhere.append(f"{name}: in {named(where)}, listed as {entry.label}")
-        elif where and name in val.flat:
-            clashes.append(f"{name}: in val/ and in val/{entry.label}/")
-        elif not where:
-            moves.append((name, entry.label))
-        seen.add(name)
-    unlisted = sorted((val.flat | set(val.placed)) - seen)
-    unknown = sorted({entry.label for entry in entries if entry.label not in classes})
-    strangers = sorted(set(val.folders) - classes)
-
-    if missing:
-        report.error("images listed but not in val/: unpack val/ again", missing)
-    if twice:
-        report.error("images listed twice: mend the list", twice)
-    if unlisted:
-        report.error("images in val/ that the list has not: take them out", unlisted)
-    if unknown:
-        numbers = all(label.isdigit() for label in unknown)
-        hint = "numbers have no agreed order, use a list of folder names" if numbers else "see both"
-        report.error(f"classes of the list without a folder in train/: {hint}", unknown)
-    if strangers:
-        report.error("folders in val/ that train/ has not: remove or move them", strangers)
-    if elsewhere:
-        report.error("images in another class folder than listed: move them back", elsewhere)
-    if clashes:
-        report.error("images in both places: compare them and delete one", clashes)
+    """The renames to make, as (from, to); every reason against moving goes to `report`."""
+    where: dict[str, list[Path]] = {}
+    for path in [*val.glob("*"), *val.glob("*/*")]:
+        if is_image_name(path.name):
+            where.setdefault(path.stem, []).append(path)
+    moves, missing, misplaced = [], [], []
+    for stem, label in sorted(truth.items()):
+        paths = where.pop(stem, [])
+        if not paths:
+            missing.append(stem)
+        elif len(paths) == 1 and paths[0].parent == val:
+            moves.append((str(paths[0]), str(val / label / paths[0].name)))
+        elif len(paths) > 1 or paths[0].parent != val / label:
+            misplaced.append(f"{', '.join(sorted(map(str, paths)))}: listed as {label}")
+    unlisted = [str(path) for paths in where.values() for path in paths]
+    problems = {
+        "images listed but not in val/: unpack val/ again": missing,
+        "images in val/ that the list has not: take them out": unlisted,
+        "images in another place than listed, or in two: move or delete them": misplaced,
+        "classes of the list without a folder in train/": set(truth.values()) - classes,
+    }
+    for text, names in problems.items():
+        if names:
+            report.error(text, names)
     return moves
 
 
-def check_targets(folder: Path, moves: list[tuple[str, str]], report: Report) -> None:
-    """Whether every class folder can be made, and reached by a rename."""
-    device = os.stat(folder).st_dev
-    for label in sorted({label for _, label in moves}):
-        target = folder / label
-        if not target.is_dir() and os.path.lexists(target):
-            report.error(f"{target} is not a folder: remove it")
-        elif target.is_dir() and os.stat(target).st_dev != device:
-            report.error(f"{target} lies on another file system: replace it by a plain folder")
-
-
-def move_images(folder: Path, moves: list[tuple[str, str]]) -> Iterator[None]:
-    """Rename every image into its class folder; yields after each."""
-    for name, label in moves:
-        target = folder / label / name
-        target.parent.mkdir(exist_ok=True)
-        if os.path.lexists(target):
-            # rename would replace it without a word
-            raise FileExistsError(f"{target} has appeared meanwhile")
-        os.rename(folder / name, target)
-        yield
-
-
 def sort_val(args: argparse.Namespace) -> int:
-    """Sort a flat val/ into class folders, after everything has been checked."""
-    report, folder = Report(), args.dir / "val"
-    for split in SPLITS:
-        if not (args.dir / split).is_dir():
-            raise CheckError(
-                f"{args.dir / split} is not there; for what to do: {COMMAND} {quoted(args.dir)}"
-            )
+    """Sort a flat val/ into class folders, after the whole list has been checked."""
+    report = Report()
     classes = {entry.name for entry in os.scandir(args.dir / "train") if entry.is_dir()}
-    if not classes:
-        raise CheckError(
-            f"{args.dir / 'train'} has no class folders to sort by; for what to do: "
-            f"{COMMAND} {quoted(args.dir)}"
-        )
-    val = list_val(folder)
-    entries = without_header(read_truth(args.sort_val, args.meta), val, classes)
-    moves = plan_sort(entries, val, classes, report)
-    check_targets(folder, moves, report)
+    truth = read_truth(args.sort_val, classes)
+    moves = plan_sort(truth, args.dir / "val", classes, report)
     if report.errors:
         print(f"not sorted, nothing was moved: {counted(report.errors, 'error')}")
         return 1
-
-    bare = classes - {entry.label for entry in entries}
-    if bare:
-        report.note(f"classes of train/ that get no image: see the list: {named(bare)}")
-    whole = counted(len(moves), "image")
-    if args.dry_run:
-        for name, label in moves:
-            print(printable(f"mv {quoted(folder / name)} {quoted(folder / label / name)}"))
-        print(f"would sort {whole} into {counted(len({label for _, label in moves}), 'class')}")
-        return 0
-    done = 0
-    try:
-        with tqdm(total=len(moves), desc="sorting", unit="file", disable=None, leave=False) as bar:
-            for _ in move_images(folder, moves):
-                done += 1
-                bar.update()
-    except (OSError, KeyboardInterrupt) as error:
-        why = str(error) or "interrupted"
-        print(f"error: {printable(why)}: type the same again to go on")
-        print(f"not sorted: {done:,} of {whole} moved")
-        return 1 if isinstance(error, OSError) else 130
-    print(f"sorted: {whole} moved; now check: {COMMAND} {quoted(args.dir)}")
-    return 0
+    print(f"{move_files(moves, args.dry_run, report)} of {len(moves):,}")
+    return 1 if report.errors else 0
 
 
-# ------------------------------------------------------------------------------------------ main
-
-
-def usable_cpus() -> int:
-    """CPUs that this process may use: fewer than the machine has in a container or a job."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
+# ---- main ----
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """The command line; what cannot be meant is refused before anything is read."""
     parser = argparse.ArgumentParser(
         prog=COMMAND, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -1073,53 +478,31 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("dir", type=Path, metavar="DIR", help="the folder with train/ and val/")
     add("--decode", action="store_true",
         help="decode every image fully, as training does (several ms an image and CPU)")
-    add("--workers", type=int, default=usable_cpus(), metavar="N",
+    add("--workers", type=int, default=CPUS, metavar="N",
         help="processes (default: the CPUs this process may use, here %(default)s)")
-    add("--max-megapixels", type=float, default=MAX_MEGAPIXELS, metavar="M",
-        help="larger images are an error (default: %(default)s)")
     add("--list-bad", type=Path, metavar="FILE",
         help="write the paths of unusable files there, one a line; FILE must be new")
     add("--move-bad", type=Path, metavar="DIR2",
-        help="move unusable files there, as DIR2/train/CLASS/NAME; nothing is overwritten")
+        help="move unusable files to DIR2/train/CLASS/NAME, on the same file system")
     add("--sort-val", type=Path, metavar="FILE",
         help="instead of a check: sort a flat val/ by this list")
-    add("--meta", type=Path, metavar="FILE",
-        help="with --sort-val and the official list: meta.mat, or a text file of `id wnid` lines")
     add("--dry-run", action="store_true",
-        help="with --sort-val or --move-bad: only print what would be done")
+        help="with --sort-val or --move-bad: only print what would be moved")
     # fmt: on
     args = parser.parse_args(argv)
-    check_args(args, parser)
-    return args
-
-
-def check_args(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Refuse what cannot be meant, before anything is read."""
     if args.workers < 1:
         parser.error("--workers must be at least 1")
-    if not args.max_megapixels > 0:
-        parser.error("--max-megapixels must be more than 0")
     if args.dry_run and not (args.sort_val or args.move_bad):
         parser.error("--dry-run goes with --sort-val or --move-bad")
-    if args.meta and not args.sort_val:
-        parser.error("--meta goes with --sort-val")
     if args.sort_val and (args.decode or args.list_bad or args.move_bad):
         parser.error("--sort-val only sorts: sort first, then check")
-    for flag, path in (("--sort-val", args.sort_val), ("--meta", args.meta)):
-        if path and not path.is_file():
-            parser.error(f"{flag} {path}: no such file")
-    if args.list_bad and os.path.lexists(args.list_bad):
-        parser.error(f"--list-bad {args.list_bad} exists: name a new file, or delete it first")
-    if args.list_bad and not args.list_bad.absolute().parent.is_dir():
-        parser.error(f"--list-bad {args.list_bad}: its folder does not exist")
-    if args.move_bad:
-        if os.path.lexists(args.move_bad) and not args.move_bad.is_dir():
-            parser.error(f"--move-bad {args.move_bad} is not a folder")
-        if os.path.realpath(args.move_bad) == os.path.realpath(args.dir):
-            parser.error("--move-bad DIR2 must be another folder than DIR")
-        for split in SPLITS:
-            if is_below(args.move_bad, args.dir / split):
-                parser.error(f"--move-bad {args.move_bad} lies in {split}/: name one elsewhere")
+    new = args.list_bad
+    if new and (os.path.lexists(new) or not new.absolute().parent.is_dir()):
+        parser.error(f"--list-bad {new}: name a new file in a folder that exists")
+    for split in ("train", "val") if args.move_bad else ():
+        if args.move_bad.resolve().is_relative_to((args.dir / split).resolve()):
+            parser.error(f"--move-bad {args.move_bad} lies in {split}/: name a folder elsewhere")
+    return args
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -1130,14 +513,11 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return sort_val(args) if args.sort_val else check_tree(args)
-    except (CheckError, OSError) as error:
-        print(f"error: {printable(str(error))}")
-        print(
-            "not sorted, nothing was moved" if args.sort_val else "not known: not all was checked"
-        )
+    except (CheckError, OSError, BrokenProcessPool) as error:
+        print(f"error: {error}")
         return 1
     except KeyboardInterrupt:
-        print("not known: interrupted")
+        print("interrupted: type the same again")
         return 130
 
 

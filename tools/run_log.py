@@ -1,7 +1,6 @@
 """Reads RUN/metrics.jsonl, the log that every chapter writes: one JSON object a line.
 
-The one reader that the tools and the tests share. `read_run` takes a run as it stands;
-`RunReader` goes on reading while the run is going on.
+The one reader that the tools and the tests share, also for a run that is going on: call it again.
 
 A run that is going on, or that was killed, may end in a half-written line: it is left for later.
 A resumed run appends a new `start` event, and the steps that it does again replace the old ones.
@@ -16,15 +15,12 @@ from pathlib import Path
 from typing import Any
 
 LOG_NAME = "metrics.jsonl"
+NO_EVENT = f"no event of a run; is this a whole {LOG_NAME}?"
 # The measured numbers of each kind of row; any of them may be missing or null.
 FIELDS = {
     "train": ("loss", "acc1", "lr", "images_per_second", "data_wait", "max_memory"),
     "eval": ("loss", "acc1", "acc5"),
 }
-KNOWN_EVENTS = ("start", *FIELDS, "end")
-
-# What the messages tell the user to type.
-A_RUN = "a chapter's --output-dir, such as runs/02_distributed"
 
 Event = dict[str, Any]
 
@@ -48,178 +44,89 @@ class Run:
     end: Event | None = None
 
 
-def find_log(path: str | Path) -> Path:
-    """The log file of a run that is given by its folder or by the file itself."""
+def run_folder(path: str | Path) -> Path:
+    """The folder of a run that is given by it or by the log in it; raises where there is no log."""
     path = Path(path)
-    if path.is_file():
-        return path
-    if not path.exists():
-        raise RunLogError(f"{path} does not exist: give {A_RUN}")
-    log = path / LOG_NAME
-    if log.is_file():
-        return log
-    inside = sorted(str(found.parent) for found in path.glob(f"*/{LOG_NAME}"))
-    hint = f"the folder of one run, such as {inside[0]}" if inside else A_RUN
-    raise RunLogError(f"{path} holds no {LOG_NAME}: give {hint}")
+    folder = path.parent if path.name == LOG_NAME else path
+    if not (folder / LOG_NAME).is_file():
+        inside = sorted(str(found.parent) for found in folder.glob(f"*/{LOG_NAME}"))
+        hint = inside[0] if inside else "runs/02_distributed"
+        raise RunLogError(
+            f"{folder} holds no {LOG_NAME}: give a run's --output-dir, such as {hint}"
+        )
+    return folder
 
 
-def own_folder(log: Path) -> Path | None:
-    """The run's folder, where a tool may put its output; None when the log was renamed.
-
-    Two renamed logs in one folder would otherwise overwrite each other's output.
-    """
-    return log.parent if log.name == LOG_NAME else None
-
-
-def run_names(logs: Sequence[Path]) -> list[str]:
+def run_names(folders: Sequence[Path]) -> list[str]:
     """Short names that tell the runs apart: the last folder, or more of the path where needed."""
-    tails = []
-    for log in logs:
-        # abspath, not resolve(): a link `runs/latest` keeps the name that the user typed.
-        path = Path(os.path.abspath(log))
-        tails.append((path.parent if path.name == LOG_NAME else path.with_suffix("")).parts)
-    for tail in tails:
-        if tails.count(tail) > 1:
-            raise RunLogError(f"{Path(*tail)} is given twice: give each run once")
+    # abspath, not resolve(): a link `runs/latest` keeps the name that the user typed.
+    paths = [Path(os.path.abspath(folder)) for folder in folders]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise RunLogError(f"{path} is given twice: give each run once")
     depth = 1
-    while len({tail[-depth:] for tail in tails}) < len(tails):
+    while len({path.parts[-depth:] for path in paths}) < len(paths):
         depth += 1
-    return ["/".join(tail[-depth:]).lstrip("/") for tail in tails]
-
-
-def drop_redone(events: list[Event]) -> list[Event]:
-    """The events without the rows that lie beyond a later resume, and without earlier ends."""
-    kept: list[Event] = []
-    for event in events:
-        if event["event"] == "start":
-            resumed_from_step = event["resumed_from_step"]
-            kept = [old for old in kept if not is_redone(old, resumed_from_step)]
-        kept.append(event)
-    return kept
-
-
-def is_redone(event: Event, resumed_from_step: int) -> bool:
-    """Whether a run that goes on from this step replaces the event."""
-    if event["event"] in FIELDS:
-        return event["step"] > resumed_from_step
-    return event["event"] == "end"
+    return ["/".join(path.parts[-depth:]) for path in paths]
 
 
 def read_run(path: str | Path) -> Run:
-    """Read the whole log of a run; the path is the run's folder or the file."""
-    log = find_log(path)
-    reader = RunReader(log)
-    events = drop_redone(reader.poll())
-    if not reader.started:
-        if reader.broken_line is not None:
-            raise RunLogError(f"{log}, line {reader.broken_line}: not JSON; is this a {LOG_NAME}?")
-        raise RunLogError(f"{log} has no start event yet: try again later, or give another run")
+    """Read the log of a run, given by its folder or by the file.
+
+    Raises RunLogError where there is none, or none yet, and for a line that no chapter wrote.
+    """
+    log = run_folder(path) / LOG_NAME
     run = Run(log)
-    lists = {"start": run.starts, "train": run.train, "eval": run.eval}
-    for event in events:
-        if event["event"] == "end":
+    rows = {"train": run.train, "eval": run.eval}
+    for event in parse(log):
+        kind = event["event"]
+        if kind == "start":
+            step = event["resumed_from_step"] = event.get("resumed_from_step") or 0
+            run.starts.append(event)
+            for redone in rows.values():
+                redone[:] = [row for row in redone if row["step"] <= step]
+            run.end = None
+        elif not run.starts:
+            raise RunLogError(f"{log}: {kind} before any start; is this a whole {LOG_NAME}?")
+        elif kind == "end":
             run.end = event
-        else:
-            lists[event["event"]].append(event)
+        elif kind in rows:
+            rows[kind].append(event)
+    if not run.starts:
+        raise RunLogError(f"{log} has no start event yet: try again later, or give another run")
     return run
 
 
-class RunReader:
-    """Reads a log bit by bit: every `poll` returns the known events that came since the last."""
-
-    def __init__(self, log: Path) -> None:
-        self.log = log
-        self.started = False
-        # A whole line that is no JSON: an error, unless the next line is a `start`.
-        self.broken_line: int | None = None
-        self.offset = 0
-        self.newlines = 0
-
-    def poll(self) -> list[Event]:
-        """The new start, train, eval and end events, as they stand in the file."""
-        *lines, tail = self._read_new_bytes().split(b"\n")
-        events = []
-        for line in lines:
-            events += self._take(line)
-            self.offset += len(line) + 1
-            self.newlines += 1
-        # Without its newline a line may still grow, unless it is a whole object already: then
-        # nothing but the newline can be missing, and a last `end` need not wait for it.
-        if parse_line(tail):
-            events += self._take(tail)
-            self.offset += len(tail)
-        return events
-
-    def _read_new_bytes(self) -> bytes:
-        try:
-            with self.log.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self.offset:
-                    raise RunLogError(f"{self.log} was replaced while being read: start again")
-                file.seek(self.offset)
-                return file.read()
-        except OSError as error:
-            raise RunLogError(f"cannot read {self.log}: {error.strerror}") from error
-
-    def _take(self, line: bytes) -> list[Event]:
-        """The known events of a line; remembers a broken one until the next line is there."""
-        if not line.strip():
-            return []
-        number = self.newlines + 1
-        values = parse_line(line)
-        if self.broken_line is not None:
-            first = values[0] if values else None
-            if not (isinstance(first, dict) and first.get("event") == "start"):
-                what_now = "delete the line" if self.started else f"is this a {LOG_NAME}?"
-                raise RunLogError(f"{self.log}, line {self.broken_line}: not JSON; {what_now}")
-            self.broken_line = None
-        if not values:
-            self.broken_line = number
-        events = [self._check(value, number) for value in values]
-        return [event for event in events if event["event"] in KNOWN_EVENTS]
-
-    def _check(self, value: Any, number: int) -> Event:
-        """The value of a line as an event whose known fields can be relied on."""
-        where = f"{self.log}, line {number}"
-        if not isinstance(value, dict) or not isinstance(value.get("event"), str):
-            raise RunLogError(f'{where}: no "event" in it; is this a {LOG_NAME}?')
-        event = value["event"]
-        if event == "start":
-            self.started = True
-            value["resumed_from_step"] = value.get("resumed_from_step") or 0
-            need_count(value, "resumed_from_step", where)
-        elif event in KNOWN_EVENTS and not self.started:
-            raise RunLogError(f"{where}: {event} before any start; is this a whole {LOG_NAME}?")
-        if event in FIELDS:
-            need_count(value, "step", where)
-            for name in FIELDS[event]:
-                number_or_none = value.get(name)
-                if not isinstance(number_or_none, int | float | None):
-                    raise RunLogError(f"{where}: {name} is {number_or_none!r}, not a number")
-        return value
-
-
-def need_count(event: Event, name: str, where: str) -> None:
-    """Raise unless the event's field is a whole number, 0 or more."""
-    value = event.get(name)
-    if type(value) is not int or value < 0:
-        raise RunLogError(f"{where}: {name} of {event['event']} is {value!r}, not a whole number")
-
-
-def parse_line(line: bytes) -> list[Any]:
-    """The JSON values of a line: one, or none if it is broken, or what a glued `start` leaves.
-
-    No beginning of an object is itself JSON, so a half-written line never passes for a whole one.
-    """
-    value = parse_json(line)
-    if value is not None:
-        return [value]
-    values = [parse_json(piece) for piece in BEFORE_START.split(line)]
-    return [] if values[-1] is None else [value for value in values if value is not None]
-
-
-def parse_json(text: bytes) -> Any:
-    """The JSON value of the text, None where there is none."""
+def parse(log: Path) -> list[Event]:
+    """The events of the log. A broken line may only stand at the end, or before a `start`."""
     try:
-        return json.loads(text.decode("utf-8"))
+        lines = log.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RunLogError(f"cannot read {log}: {error.strerror}") from error
+    events: list[Event] = []
+    broken = 0
+    for number, line in enumerate(lines, 1):
+        for piece in filter(bytes.strip, BEFORE_START.split(line)):
+            if broken and not BEFORE_START.match(piece):
+                raise RunLogError(f"{log}, line {broken}: {NO_EVENT}")
+            event = parse_event(piece)
+            broken = 0 if event else number
+            events += [event] if event else []
+    # The last line may still grow, if it has no newline yet.
+    if broken and broken != len(lines):
+        raise RunLogError(f"{log}, line {broken}: {NO_EVENT}")
+    return events
+
+
+def parse_event(line: bytes) -> Event | None:
+    """The event of a line; None for half a line, and for what no chapter writes."""
+    try:
+        event = json.loads(line)
     except ValueError:
         return None
+    whole = isinstance(event, dict) and isinstance(event.get("event"), str)
+    if whole and event["event"] in FIELDS:
+        numbers = [event.get(name) for name in FIELDS[event["event"]]]
+        whole = isinstance(event.get("step"), int)
+        whole = whole and all(isinstance(number, int | float | None) for number in numbers)
+    return event if whole else None

@@ -21,11 +21,18 @@ needs_horovod = pytest.mark.skipif(
 
 def install(folder: Path, *argv: str, **env: str) -> Result:
     """Run the script with an empty store of wheels and an empty folder for its temporary files,
-    which must be empty again when it ends."""
-    scratch = folder / "scratch"
-    scratch.mkdir()
+    which must be empty again when it ends. What it asks torch about, a stand-in answers at once;
+    it wants a CUDA that is nowhere."""
+    scratch, torch = folder / "scratch", folder / "path/torch"
+    scratch.mkdir(parents=True)
+    (torch / "utils").mkdir(parents=True)
+    (torch / "__init__.py").write_text("from . import cuda, version\n__version__ = '9.9'\n")
+    (torch / "version.py").write_text("cuda = '99.0'\n")
+    (torch / "cuda.py").write_text("def is_available():\n    return False\n")
+    (torch / "utils/cpp_extension.py").write_text("# -std=c++17\n")
     env = {
         "PYTHON": sys.executable,
+        "PYTHONPATH": str(folder / "path"),
         "XDG_CACHE_HOME": str(folder / "cache"),
         "TMPDIR": str(scratch),
     } | env
@@ -41,33 +48,14 @@ def assert_one_line(result: Result, words: str) -> None:
     assert result.stderr.count("\n") == 1 and words in result.stderr, result.output
 
 
-def test_syntax(tmp_path: Path) -> None:
-    result = run(["bash", "-n", SCRIPT], tmp_path)
-    assert result.returncode == 0 and not result.stderr, result.output
-
-
-def test_help(tmp_path: Path) -> None:
-    """It names every flag and environment variable, and needs no Python."""
-    result = install(tmp_path, "--help", PYTHON="no-such-python")
-    assert result.returncode == 0 and not result.stderr, result.output
-    for word in ("--cpu", "--nccl", "PYTHON", "XDG_CACHE_HOME", "CUDA_HOME", "MAKEFLAGS"):
-        assert word in result.stdout, word
-
-
-def test_unknown_flag(tmp_path: Path) -> None:
-    assert_one_line(install(tmp_path, "--gpu"), "unknown argument --gpu")
-
-
-def test_no_python(tmp_path: Path) -> None:
-    assert_one_line(install(tmp_path, PYTHON="no-such-python"), "no no-such-python here")
-
-
-def test_python_without_torch(tmp_path: Path) -> None:
+def test_mistakes(tmp_path: Path) -> None:
     """-I -S hides what is installed, as an environment without torch would."""
+    assert_one_line(install(tmp_path / "a", "--gpu"), "unknown argument --gpu")
+    assert_one_line(install(tmp_path / "b", PYTHON="no-such-python"), "no no-such-python here")
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
     bare.chmod(0o755)
-    assert_one_line(install(tmp_path, PYTHON=str(bare)), "has no torch")
+    assert_one_line(install(tmp_path / "c", PYTHON=str(bare)), "has no torch")
 
 
 def test_no_compiler(tmp_path: Path) -> None:
@@ -82,14 +70,12 @@ def test_no_compiler(tmp_path: Path) -> None:
 
 
 def test_nccl_without_a_toolkit(tmp_path: Path) -> None:
-    """--nccl does not fall back. The toolkit at hand is an nvcc of a CUDA that torch never knew;
-    whichever lies in /usr/local is out of a test's reach, so torch is made to want CUDA 99."""
+    """--nccl does not fall back to the CPU. The toolkit at hand is of another CUDA than torch's."""
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.parent.mkdir()
     nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 8.0, V8.0.61'\n")
     nvcc.chmod(0o755)
-    (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.version.cuda = '99.0'\n")
-    result = install(tmp_path, "--nccl", CUDA_HOME=str(tmp_path), PYTHONPATH=str(tmp_path))
+    result = install(tmp_path, "--nccl", CUDA_HOME=str(tmp_path))
     assert_one_line(result, "no nvcc of CUDA 99")
 
 
@@ -98,10 +84,9 @@ def test_other_source_is_refused(tmp_path: Path) -> None:
     for tool in ("g++", "cmake", "make"):
         if shutil.which(tool) is None:
             pytest.skip(f"needs a compiler: apt-get install {tool}")
-    index = tmp_path / "index"
-    index.mkdir()
-    fake = tmp_path / "horovod-0.28.1"
+    fake, index = tmp_path / "horovod-0.28.1", tmp_path / "index"
     fake.mkdir()
+    index.mkdir()
     (fake / "setup.py").write_text("raise SystemExit('it ran')\n")
     tar = ["tar", "-czf", index / "horovod-0.28.1.tar.gz", fake.name]
     subprocess.run(tar, cwd=tmp_path, check=True)
@@ -113,11 +98,9 @@ def test_other_source_is_refused(tmp_path: Path) -> None:
 
 
 @needs_horovod
-def test_what_is_installed(tmp_path: Path) -> None:
+def test_what_is_installed() -> None:
     """The release that the chapter is written for, with PyTorch and Gloo and nothing like MPI."""
+    import horovod.torch as hvd
+
     assert version("horovod") == "0.28.1"
-    horovodrun = Path(sys.executable).parent / "horovodrun"
-    result = run([horovodrun, "--check-build"], tmp_path)
-    assert result.returncode == 0, result.output
-    for line in ("[X] PyTorch", "[X] Gloo", "[ ] MPI", "[ ] TensorFlow"):
-        assert result.lines(line), result.output
+    assert hvd.gloo_built() and not hvd.mpi_built()

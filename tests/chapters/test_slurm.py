@@ -1,6 +1,7 @@
-"""Chapter 06 and its sbatch files on a real Slurm: two nodes with two pretended GPUs each.
+"""Chapter 06 and its sbatch files on a real Slurm: two nodes, each with a network of its own and
+two pretended GPUs.
 
-Every job trains the tiny float64 model of test_equivalence.py, so that whatever happened to it,
+What trains is the tiny float64 model of test_equivalence.py, so that whatever happened to a job,
 its parameters must be those of a plain loop. test_slurm_ranks.py has the cases that need no Slurm.
 """
 
@@ -8,71 +9,60 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from harness import ROOT, SLURM, Result, events, finish, free_port, load_state, rows, run, start
+from harness import ROOT, SLURM, Result, events, finish, load_chapter, load_state, rows, run, start
 from plain_training import ARGV, BATCH, EPOCHS, HIGH_RATE, IMAGES, assert_is_plain_training
 from slurm import MiniSlurm, mini_slurm, needs_slurm
 from with_tiny_model import tiny_float64
 
+pytestmark = pytest.mark.xdist_group("slurm")
 HUB = "02_distributed"
-SCRIPTS = [ROOT / SLURM / name for name in ("srun_per_gpu.sbatch", "torchrun_per_node.sbatch")]
+PER_GPU, TORCHRUN = (
+    ROOT / SLURM / name for name in ("srun_per_gpu.sbatch", "torchrun_per_node.sbatch")
+)
+SCRIPTS = pytest.mark.parametrize("script", [PER_GPU, TORCHRUN], ids=lambda path: path.stem)
+A_RANK_ON_EACH_NODE = "--nodes 2 --ntasks-per-node 1 --gres gpu:1 --cpus-per-task 1"
 STEPS = IMAGES // BATCH  # of an epoch
 TRAINING = [str(word) for word in [*ARGV, "--lr", HIGH_RATE, "--print-freq", 1]]
-# A user's shell: the environment's python and torchrun; and no mark of the test, as a job lives
-# longer than the sbatch that the test has started.
+# A user's shell: the environment's python and torchrun.
 PATH = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
 
-# Stands for a chapter's main.py. Each rank leaves a file that says where it is. WAITS may have some
-# ranks, in one start of the job, wait after some steps until a signal has told them to stop, or
-# until they are killed.
+# Stands for a chapter's main.py, with the tiny model. WAITS: in a start of the job all ranks wait
+# after so many steps until they are told to stop; those named, until they are killed.
 STAND_IN = """
 import json, os, sys, time
 from pathlib import Path
 
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, SUPPORT)
 import torch
 from harness import load_chapter
 from with_tiny_model import tiny_float64
 
-HERE = Path(__file__).absolute().parents[2]
-chapter, steps = load_chapter({chapter!r}), 0
+chapter, steps = load_chapter(CHAPTER), 0
 chapter.build_model, to_device = tiny_float64, chapter.to_device
-
-
-def leave(name, **facts):
-    names = "SLURMD_NODENAME", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK"
-    facts |= {{name: os.environ.get(name) for name in names}}
-    facts |= {{"pid": os.getpid(), "host": os.uname().nodename, "meets": os.listdir(HERE / "meet")}}
-    temporary = HERE / f".{{name}}"
-    temporary.write_text(json.dumps(facts))
-    temporary.rename(HERE / name)
+here, began = Path(__file__).absolute().parents[1], os.environ.get("SLURM_RESTART_COUNT", "0")
+wait_after, deaf = json.loads(os.environ.get("WAITS", "{}")).get(began, (None, []))
 
 
 def counting(*given):
     global steps
-    if torch.is_inference_mode_enabled():
-        return to_device(*given)
-    began, rank = os.environ.get("SLURM_RESTART_COUNT", "0"), int(os.environ["RANK"])
-    if steps == 0:
-        leave(f"place.{{began}}.{{rank}}")
-    waits = json.loads(os.environ.get("WAITS", "{{}}"))
-    wait_after, ranks, deaf = waits.get(began, (None, (), ()))
-    if steps == wait_after and rank in ranks:
-        leave(f"waits.{{began}}.{{rank}}")
-        deadline = time.monotonic() + 150
-        while not chapter.ASKED_TO_STOP or rank in deaf:
-            assert time.monotonic() < deadline, "nobody has asked this rank to stop"
-            time.sleep(0.02)
-    steps += 1
+    if not torch.is_inference_mode_enabled():
+        rank = int(os.environ["RANK"])
+        (here / f"host.{rank}").write_text(os.uname().nodename)
+        if steps == wait_after:
+            (here / f"waits.{began}.{rank}").touch()
+            deadline = time.monotonic() + 150
+            while not chapter.ASKED_TO_STOP or rank in deaf:
+                assert time.monotonic() < deadline, "nobody has asked this rank to stop"
+                time.sleep(0.02)
+        steps += 1
     return to_device(*given)
 
 
@@ -80,64 +70,52 @@ chapter.to_device = counting
 if __name__ == "__main__":
     chapter.main()
 """
+# The same without any training: in its first start it waits to be told to stop, then it ends.
+IDLE = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+asked, began = [], os.environ.get("SLURM_RESTART_COUNT", "0")
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(number, lambda *_: asked.append(True))
+Path(f"waits.{began}.{os.environ.get('RANK', 0)}").touch()
+deadline = time.monotonic() + 100
+while began == "0" and not asked and time.monotonic() < deadline:
+    time.sleep(0.02)
+with Path(sys.argv[sys.argv.index("--output-dir") + 1], "metrics.jsonl").open("a") as file:
+    file.write(json.dumps({"event": "stopped" if asked else "end"}) + "\\n")
+sys.exit(75 if asked else 0)
+"""
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[MiniSlurm]:
-    with mini_slurm() as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def separated() -> Iterator[MiniSlurm]:
+def slurm() -> Iterator[MiniSlurm]:
     """Each node has a network, an address and a host name of its own."""
     with mini_slurm(netns=True) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Callable[[str], Path]:
-    """Makes a folder as a user has it, with the chapters' stand-ins and a place to meet in."""
+def folder(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a folder as a user has it, with something in the place of the chapters."""
 
-    def make(name: str) -> Path:
+    def make(name: str, text: str = STAND_IN) -> Path:
         here = tmp_path / name
-        (here / "meet").mkdir(parents=True)
         for chapter in (HUB, SLURM):
-            (here / chapter).mkdir()
-            text = STAND_IN.format(tests=str(ROOT / "tests/support"), chapter=chapter)
-            (here / chapter / "main.py").write_text(text)
+            (here / chapter).mkdir(parents=True)
+            script = text.replace("SUPPORT", repr(str(ROOT / "tests/support")))
+            (here / chapter / "main.py").write_text(script.replace("CHAPTER", repr(chapter)))
         return here
 
     return make
 
 
-def user(slurm: MiniSlurm, *command: str | Path, **more: str) -> list:
-    """A command from a user's shell. Where both nodes are this machine it gets a free port: another
-    test's Slurm has jobs of the same numbers, which would work out the same ports."""
-    more |= {} if slurm.netns else {"MASTER_PORT": str(free_port())}
-    variables = [f"{name}={value}" for name, value in more.items()]
-    return slurm.user("env", PATH, *variables, *command)
-
-
-def srun(slurm: MiniSlurm, here: Path, ask: str, *argv: str, **more: str) -> subprocess.Popen:
-    """Start a training of the chapter by srun."""
-    command = ["srun", *ask.split(), "python", "06_slurm/main.py", *TRAINING, *argv]
-    return start(user(slurm, *command, "--output-dir", "run", **more), here)
-
-
-def place(here: Path, rank: int, began: int = 0) -> dict:
-    """Where a rank was in a start of the job."""
-    return json.loads((here / f"place.{began}.{rank}").read_text())
-
-
-def assert_whole(
-    run_dir: Path, world_size: int, resumed: Sequence[int] = (0,), last: int = 0
-) -> None:
-    """The starts of a run, from these steps on, have trained each step and evaluated each epoch
-    once, and the parameters are the plain loop's. Only what was done when a start was killed, up
-    to step `last`, was done again, by the start after it."""
+def assert_whole(run_dir: Path, resumed: Sequence[int] = (0,), last: int = 0) -> None:
+    """The starts of a run of two ranks, from these steps on, have trained each step and evaluated
+    each epoch once, and the parameters are the plain loop's. Only what was done when a start was
+    killed, up to step `last`, was done again, by the start after it."""
     assert [row["resumed_from_step"] for row in rows(run_dir, "start")] == list(resumed)
-    assert {row["world_size"] for row in rows(run_dir, "start")} == {world_size}
+    assert {row["world_size"] for row in rows(run_dir, "start")} == {2}
     steps = [*range(1, last + 1), *range(resumed[-1] + 1 if last else 1, EPOCHS * STEPS + 1)]
     assert [row["step"] for row in rows(run_dir, "train")] == steps
     assert [row["epoch"] for row in rows(run_dir, "eval")] == list(range(EPOCHS))
@@ -153,64 +131,17 @@ def until(condition: Callable[[], object], what: Callable[[], str], timeout: flo
         time.sleep(0.1)
 
 
-def assert_ended(process: subprocess.Popen, status: int = 0) -> Result:
-    result = finish(process, 150)
-    assert result.returncode == status, result.output
-    return result
-
-
-# ------------------------------------------------------------------------------------ srun alone
-
-
-@needs_slurm
-def test_srun(cluster: MiniSlurm, folder: Callable[[str], Path]) -> None:
-    """Trains as one process would, with a task per GPU, whether each task sees all GPUs of its
-    node or its own one; ranks and nodes in another order; meeting at an address or in a file."""
-    cyclic, own, told = folder("cyclic"), folder("own"), folder("told")
-    waits = {"WAITS": json.dumps({"0": [5, [0, 1], []]})}
-    first = srun(cluster, told, "--ntasks 2", **waits)
-    four = "--nodes 2 --ntasks-per-node 2 --gres gpu:2 --distribution cyclic"
-    started = [srun(cluster, cyclic, four)]
-    two = "--nodes 1 --ntasks 2 --gpus-per-task 1"
-    started += [srun(cluster, own, two, "--dist-file", "meet")]
-
-    # srun hands a signal on to its tasks.
-    until(
-        lambda: all((told / f"waits.0.{rank}").exists() for rank in (0, 1)) or first.poll(),
-        lambda: "the ranks did not come so far",
-    )
-    first.send_signal(signal.SIGUSR1)
-    assert_ended(first, 75)
-    assert events(told / "run")[-1]["event"] == "stopped"
-    started.append(srun(cluster, told, "--ntasks 2", "--resume", "auto"))
-
-    for process in started:
-        assert_ended(process)
-    assert_whole(told / "run", 2, resumed=[0, 6])
-    assert_whole(cyclic / "run", 4)
-    places = [place(cyclic, rank) for rank in range(4)]
-    assert [at["SLURMD_NODENAME"] for at in places] == ["n1", "n2", "n1", "n2"]
-    assert {(at["MASTER_ADDR"], at["CUDA_VISIBLE_DEVICES"]) for at in places} == {("n1", "0,1")}
-    assert_whole(own / "run", 2)
-    places = [place(own, rank) for rank in range(2)]
-    assert [at["CUDA_VISIBLE_DEVICES"] for at in places] == ["0", "1"]
-    assert [len(at["meets"]) for at in places] == [1, 1]
-    assert re.fullmatch(r"rendezvous-\d+-0-0", places[0]["meets"][0])
-
-
-# ------------------------------------------------------------------------------------------ jobs
-
-
 class Job:
     """A submitted sbatch file, and the folder in which it runs."""
 
     def __init__(
-        self, slurm: MiniSlurm, here: Path, script: Path, ask: str, *argv: str, **more: str
+        self, slurm: MiniSlurm, here: Path, script: Path, ask: str, *argv: str, waits: dict
     ) -> None:
         self.slurm, self.here = slurm, here
-        sbatch = ["env", "-u", "LAUNCHED_BY_TEST", "sbatch", "--parsable", *ask.split()]
-        command = user(slurm, *sbatch, script, *TRAINING, *argv, **more)
-        result = run(command, here, 30)
+        # Without the mark of the test: the job lives longer than the sbatch that started it.
+        user = ["env", "-u", "LAUNCHED_BY_TEST", PATH, f"WAITS={json.dumps(waits)}"]
+        sbatch = ["sbatch", "--parsable", *ask.split(), script, *TRAINING, *argv]
+        result = run(slurm.user(*user, *sbatch), here, 30)
         assert result.returncode == 0, result.output
         self.id = result.stdout.strip()
         self.run_dir = here / f"runs/imagenet-{self.id}"
@@ -234,141 +165,179 @@ class Job:
 
         until(there, lambda: f"start {began} of a job did not come so far\n{self}")
 
-    def until_ended(self) -> dict[str, str]:
+    def tell_to_stop(self) -> None:
+        self.slurm.checked("scancel", "--signal=USR1", self.id)
+
+    def assert_ended(self, restarts: int) -> None:
+        """Completed, after so many restarts; and its log is that of all of its starts."""
         job = self.slurm.wait(int(self.id), timeout=150)
-        assert job["JobState"] == "COMPLETED", str(self)
-        return job
-
-
-@needs_slurm
-def test_jobs_that_are_interrupted(cluster: MiniSlurm, folder: Callable[[str], Path]) -> None:
-    """Told to stop inside the second epoch, by SIGUSR1 to all ranks or to one; and once more in the
-    third, by what Slurm does when it takes the nodes, or hit by a node that dies."""
-    small = "--nodes 2 --ntasks-per-node 1 --gres gpu:1 --cpus-per-task 1"
-    # After how many steps of which start which ranks wait, and which of them for ever.
-    once = {"0": [5, [0, 1], []]}
-    one, dies = {"0": [5, [1], []], "1": [3, [0, 1], []]}, {**once, "1": [3, [0, 1], [1]]}
-    per_gpu, per_node = SCRIPTS
-    srun_job = Job(
-        cluster, folder("srun"), per_gpu, small, "--dist-file", "meet", WAITS=json.dumps(dies)
-    )
-    torchrun_job = Job(cluster, folder("torchrun"), per_node, small, WAITS=json.dumps(once))
-    # A task that starts two processes itself, on the node that will not die.
-    here = "--nodes 1 --ntasks-per-node 1 --gres none --cpus-per-task 2 --nodelist n1"
-    spawn_job = Job(
-        cluster, folder("spawn"), per_gpu, here, "--procs-per-task", "2", WAITS=json.dumps(one)
-    )
-    jobs = (srun_job, torchrun_job, spawn_job)
-
-    for job in (srun_job, torchrun_job):
-        job.until_waiting(0, 0, 1)
-        cluster.checked("scancel", "--signal=USR1", job.id)
-    spawn_job.until_waiting(0, 1)
-    os.kill(place(spawn_job.here, 1)["pid"], signal.SIGUSR1)
-
-    # All ranks stop, are requeued and go on.
-    assert torchrun_job.until_ended()["Restarts"] == "1", str(torchrun_job)
-    for job in (srun_job, spawn_job):
-        job.until_waiting(1, 0, 1)
-        assert job.now()["Restarts"] == "1", str(job)
-    for job in jobs:
-        said = [(row["event"], row["step"]) for row in events(job.run_dir)][7:10]
-        assert said == [("train", 6), ("stopped", 6), ("start", 6)]
-
-    cluster.checked("scontrol", "requeue", spawn_job.id)  # SIGTERM, and soon SIGKILL
-    # From a dead node's rank nothing is heard: that hangs the other, which Slurm has to kill.
-    cluster.checked("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
-    until(lambda: srun_job.now()["Restarts"] == "2", lambda: f"not requeued\n{srun_job}")
-    cluster.checked("scontrol", "update", "NodeName=n2", "State=RESUME")
-    for job in (srun_job, spawn_job):
-        assert job.until_ended()["Restarts"] == "2", str(job)
-
-    assert_whole(torchrun_job.run_dir, 2, resumed=[0, 6])
-    assert_whole(spawn_job.run_dir, 2, resumed=[0, 6, 10])
-    # Killed after step 9; the last checkpoint was that of the epoch, after step 8.
-    assert_whole(srun_job.run_dir, 2, resumed=[0, 6, 8], last=9)
-    # The killed start has left its file. Had the next one met there, it would have hung.
-    met = [place(srun_job.here, 0, began)["meets"] for began in range(3)]
-    names = [f"rendezvous-{srun_job.id}-0-{began}" for began in range(3)]
-    assert all(name in there for name, there in zip(names, met, strict=True)), met
-    assert names[1] in met[2]
-
-    # Logs: the job's own, of all of its starts, and one of each rank or node.
-    for job in jobs:
-        (log,) = job.here.glob("imagenet-*.log")
+        assert (job["JobState"], job["Restarts"]) == ("COMPLETED", str(restarts)), str(self)
+        (log,) = self.here.glob("imagenet-*.log")
         starts = [line[:8] for line in log.read_text().splitlines() if line.startswith("start ")]
-        restarts = int(job.now()["Restarts"])
-        assert starts == [f"start {number} " for number in range(restarts + 1)]
-        assert log.read_text().count("stopped on request, requeued") == 1
-    names = [{path.name for path in job.run_dir.glob("*.log")} for job in jobs]
-    assert names == [{"rank0.log", "rank1.log"}, {"node0.log", "node1.log"}, {"rank0.log"}]
-    assert " end " not in (srun_job.run_dir / "rank1.log").read_text()
-    assert (srun_job.run_dir / "rank0.log").read_text().count("\nstart  ") == 2
+        assert starts == [f"start {number} " for number in range(restarts + 1)], str(self)
 
 
-# -------------------------------------------------------------------------------------- mistakes
+# ------------------------------------------------------------------------------------------- srun
+
+# For each task of a request: its node, the GPUs that it sees, and for each of its processes the
+# rank and the local rank, of how many. test_slurm_ranks.py has more, of variables made up.
+REQUESTS = {
+    "--nodes 2 --ntasks-per-node 2 --gres gpu:2 --distribution cyclic": [
+        "n1 0,1: 0/4 0/2", "n2 0,1: 1/4 0/2", "n1 0,1: 2/4 1/2", "n2 0,1: 3/4 1/2",
+    ],
+    "--nodes 1 --ntasks 2 --gpus-per-task 1": ["n1 0: 0/2 0/2", "n1 1: 1/2 1/2"],
+    "--nodes 2 --ntasks-per-node 1 --gres gpu:2": [
+        "n1 0,1: 0/4 0/2 1/4 1/2", "n2 0,1: 2/4 0/2 3/4 1/2",
+    ],
+    "--nodes 2 --ntasks 3": ["n1 -: 0/3 0/2", "n1 -: 1/3 1/2", "n2 -: 2/3 0/1"],
+}  # fmt: skip
+TELL = "import json, os; open(os.environ['SLURM_PROCID'], 'w').write(json.dumps(dict(os.environ)))"
 
 
 @needs_slurm
-def test_wrong_requests(cluster: MiniSlurm, folder: Callable[[str], Path]) -> None:
-    """Each ends with one line of each task that says what to type. And a job that its user cancels
-    is not told apart from one that shall stop, but it stays cancelled."""
-    waits = json.dumps({"0": [1, [0], []]})
-    small = "--nodes 1 --ntasks-per-node 1 --gres gpu:1 --cpus-per-task 1"
-    cancelled = Job(cluster, folder("cancelled"), SCRIPTS[0], small, WAITS=waits)
-    here = folder("wrong")
-    job = here / "job.sh"
-    job.write_text('#!/bin/bash\npython 06_slurm/main.py "$@"\n')
-    batch = Job(cluster, here, job, "--ntasks 1 --gres gpu:1 --output job.log", "--epochs", "1")
-    started = {
-        r"2 task\(s\) of 1 process\(es\) on a node for 1 GPU\(s\)": srun(
-            cluster, here, "--nodes 1 --ntasks 2 --gres gpu:1"
-        ),
-        "not started by srun": start(
-            [sys.executable, "06_slurm/main.py", *TRAINING], here, {"SLURM_JOB_ID": "1"}
-        ),
-    }
-    typed = (
-        r": type srun -K --ntasks-per-node 2 --gres gpu:2 python 06_slurm/main.py --synthetic 50 .*"
+@pytest.mark.parametrize("ask", REQUESTS)
+def test_places_of_real_tasks(ask: str, slurm: MiniSlurm, tmp_path: Path) -> None:
+    """What this Slurm sets for its tasks is what the chapter reads."""
+    result = slurm.srun([*ask.split(), sys.executable, "-c", TELL], cwd=tmp_path)
+    assert result.returncode == 0, result.output
+    seen = []
+    for number in range(len(REQUESTS[ask])):
+        env = json.loads((tmp_path / str(number)).read_text())
+        places = load_chapter(SLURM).places_of_task(env, 0)
+        ranks = [
+            "{RANK}/{WORLD_SIZE} {LOCAL_RANK}/{LOCAL_WORLD_SIZE}".format(**place)
+            for place in places
+        ]
+        gpus = env.get("CUDA_VISIBLE_DEVICES") or "-"
+        seen.append(f"{env['SLURMD_NODENAME']} {gpus}: {' '.join(ranks)}")
+        assert places[0]["MASTER_ADDR"] == ("n1" if "nodes 2" in ask else "127.0.0.1")
+    assert seen == REQUESTS[ask]
+
+
+@needs_slurm
+def test_a_task_that_starts_its_processes(slurm: MiniSlurm, folder: Callable[..., Path]) -> None:
+    """srun hands a signal on to its task, and that to the two processes that it has started."""
+    here = folder("spawn")
+    command = ["srun", "--ntasks", 1, "python", "06_slurm/main.py", *TRAINING, "--output-dir", here]
+    user = ["env", PATH, f"WAITS={json.dumps({'0': [5, []]})}"]
+    process = start(slurm.user(*user, *command, "--procs-per-task", 2), here)
+    until(
+        lambda: all((here / f"waits.0.{rank}").exists() for rank in (0, 1)) or process.poll(),
+        lambda: "the ranks did not come so far",
     )
-    for words, process in started.items():
-        result = assert_ended(process, 1)
-        lines = [line for line in result.stderr.splitlines() if not line.startswith("srun: ")]
-        assert len(lines) == (1 if "by srun" in words else 2), result.output
-        assert all(re.fullmatch(f"06_slurm: error: {words}{typed}", line) for line in lines), lines
-        assert result.stdout == ""
-    assert cluster.wait(int(batch.id), timeout=100)["JobState"] == "FAILED"
-    (line,) = (here / "job.log").read_text().splitlines()
-    assert re.fullmatch(f"06_slurm: error: not started by srun{typed}", line)
-    assert not (here / "run").exists() and not (here / "runs").exists()
+    process.send_signal(signal.SIGUSR1)
+    result = finish(process, 60)
+    assert result.returncode == 75, result.output
+    assert [(row["event"], row["step"]) for row in events(here)][-1] == ("stopped", 6)
+    state = load_state(here / "checkpoint.pt")
+    assert (state["epoch"], state["step_in_epoch"], state["global_step"]) == (1, 2, 6)
 
-    cancelled.until_waiting(0, 0)
-    cluster.checked("scancel", cancelled.id)
-    assert cluster.wait(int(cancelled.id))["JobState"] == "CANCELLED"
+
+@needs_slurm
+def test_torchrun_on_two_machines(slurm: MiniSlurm, folder: Callable[..., Path]) -> None:
+    """Chapter 02 without Slurm, as its docstring says: each machine is reached by its own address
+    only."""
+    here = folder("hub")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
+    torchrun += ["--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "n1:29400"]
+    argv = [*torchrun, "02_distributed/main.py", *TRAINING, "--output-dir", "run"]
+    for process in [start(slurm.on(node, *argv), here) for node in ("n1", "n2")]:
+        result = finish(process, 150)
+        assert result.returncode == 0, result.output
+    assert_whole(here / "run")
+    hosts = [(here / f"host.{rank}").read_text() for rank in (0, 1)]
+    assert sorted(hosts) == ["n1", "n2"]  # torchrun numbers the nodes as they come
+    assert rows(here / "run", "start")[0]["host"] == hosts[0]
+
+
+# ------------------------------------------------------------------------------------------ jobs
+
+
+@needs_slurm
+def test_a_job_that_is_interrupted(slurm: MiniSlurm, folder: Callable[..., Path]) -> None:
+    """A rank on each of two machines, told to stop inside the second epoch: requeued, it goes on
+    there and ends as if nothing had been. A log of its own for each rank."""
+    job = Job(slurm, folder("job"), PER_GPU, A_RANK_ON_EACH_NODE, waits={"0": [5, []]})
+    job.until_waiting(0, 0, 1)
+    job.tell_to_stop()
+    job.assert_ended(restarts=1)
+    said = [(row["event"], row["step"]) for row in events(job.run_dir)][7:10]
+    assert said == [("train", 6), ("stopped", 6), ("start", 6)]
+    assert_whole(job.run_dir, resumed=[0, 6])
+    assert [(job.here / f"host.{rank}").read_text() for rank in (0, 1)] == ["n1", "n2"]
+    logs = [(job.run_dir / f"rank{rank}.log").read_text() for rank in (0, 1)]
+    assert [log.count("start  epoch") for log in logs] == [2, 0]
+
+
+@needs_slurm
+def test_a_job_with_torchrun(slurm: MiniSlurm, folder: Callable[..., Path]) -> None:
+    """The signal reaches torchrun too, which it must not end; and the two meet again."""
+    ask = "--nodes 1 --ntasks-per-node 1 --gres none --cpus-per-task 2"
+    job = Job(slurm, folder("torchrun", IDLE), TORCHRUN, ask, waits={})
+    job.until_waiting(0, 0, 1)
+    job.tell_to_stop()
+    job.assert_ended(restarts=1)
+    assert {row["event"] for row in events(job.run_dir)[:-2]} == {"stopped"}
+    assert (job.run_dir / "node0.log").exists() and (job.here / "waits.1.1").exists()
+
+
+@needs_slurm
+def test_a_job_that_is_cancelled(slurm: MiniSlurm, folder: Callable[..., Path]) -> None:
+    """Its ranks cannot tell this from a stop, but it stays cancelled."""
+    ask = "--nodes 1 --ntasks-per-node 1 --gres gpu:1 --cpus-per-task 1"
+    job = Job(slurm, folder("cancelled", IDLE), PER_GPU, ask, waits={})
+    job.until_waiting(0, 0)
+    slurm.checked("scancel", job.id)
+    until((job.run_dir / "metrics.jsonl").exists, lambda: str(job))
+    slurm.wait(int(job.id), "CANCELLED")
     time.sleep(1)
-    end = cancelled.now()
-    assert (end["JobState"], end["Restarts"]) == ("CANCELLED", "0"), str(cancelled)
+    assert (job.now()["JobState"], job.now()["Restarts"]) == ("CANCELLED", "0"), str(job)
 
 
-# What the run's log held before, what this start has added, srun's status, whether to requeue.
-STOPPED = [{"event": "start"}, {"event": "train"}, {"event": "stopped"}]
-ENDED = [{"event": "start"}, {"event": "train"}, {"event": "end"}]
-FAILED = [{"event": "start"}, {"event": "train"}]
+@needs_slurm
+@pytest.mark.proof
+def test_jobs_that_are_interrupted_otherwise(slurm: MiniSlurm, folder: Callable[..., Path]) -> None:
+    """By what Slurm does when it takes the nodes, and then hit by a node that dies; and with a
+    torchrun on each node, by SIGUSR1."""
+    here = folder("srun")
+    (here / "meet").mkdir()
+    ask, waits = A_RANK_ON_EACH_NODE, {"0": [5, []], "1": [3, [1]]}
+    srun_job = Job(slurm, here, PER_GPU, ask, "--dist-file", "meet", waits=waits)
+    torchrun_job = Job(slurm, folder("torchrun"), TORCHRUN, ask, waits={"0": [5, []]})
+
+    torchrun_job.until_waiting(0, 0, 1)
+    torchrun_job.tell_to_stop()
+    torchrun_job.assert_ended(restarts=1)
+    assert_whole(torchrun_job.run_dir, resumed=[0, 6])
+
+    srun_job.until_waiting(0, 0, 1)
+    slurm.checked("scontrol", "requeue", srun_job.id)  # SIGTERM, and soon SIGKILL
+    srun_job.until_waiting(1, 0, 1)
+    # From a dead node's rank nothing is heard: that hangs the other, which Slurm has to kill.
+    slurm.checked("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
+    until(lambda: srun_job.now()["Restarts"] == "2", lambda: f"not requeued\n{srun_job}")
+    slurm.checked("scontrol", "update", "NodeName=n2", "State=RESUME")
+    srun_job.assert_ended(restarts=2)
+    # Killed after step 9; the last checkpoint was that of the epoch, after step 8.
+    assert_whole(srun_job.run_dir, resumed=[0, 6, 8], last=9)
+    # The killed start has left its file. Had the next one met there, it would have hung.
+    assert [path.name for path in (here / "meet").iterdir()] == [f"rendezvous-{srun_job.id}-0-1"]
+
+
+# -------------------------------------------------------------------------------------- the files
+
+# Events of the run's log before, those of this start, srun's status, whether to requeue.
 STARTS = {
-    "has ended": ([], ENDED, 0, False),
-    "has ended after a stop": (STOPPED, ENDED, 0, False),
-    "was stopped": ([], STOPPED, 75, True),
-    "was stopped again": (STOPPED, STOPPED, 75, True),
-    "was stopped and others were killed": ([], STOPPED, 143, True),
-    "has failed": ([], FAILED, 1, False),
-    "has failed after a stop": (STOPPED, FAILED, 1, False),
-    "has failed at once": ([], [], 1, False),
-    "has failed at once after a stop": (STOPPED, [], 1, False),
+    "has ended after a stop": ("start stopped", "start end", 0, False),
+    "was stopped": ("", "start stopped", 75, True),
+    "was stopped again, others were killed": ("start stopped", "start stopped", 143, True),
+    "has failed after a stop": ("start stopped", "start train", 1, False),
+    "has failed at once after a stop": ("start stopped", "", 1, False),
 }
 
 
 @pytest.mark.parametrize("began", STARTS)
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@SCRIPTS
 def test_when_to_requeue(script: Path, began: str, tmp_path: Path) -> None:
     """After each start that was stopped, and after no other: a run that fails whenever it is
     started would be requeued for ever. Without a Slurm: its commands are stand-ins."""
@@ -377,13 +346,13 @@ def test_when_to_requeue(script: Path, began: str, tmp_path: Path) -> None:
     (tmp_path / SLURM / "main.py").touch()
     log = tmp_path / "runs/imagenet-7/metrics.jsonl"
 
-    def lines(events_: list[dict], time: float) -> str:  # as RunLog writes them
-        return "".join(json.dumps({**event, "time": time}) + "\n" for event in events_)
+    def lines(words: str) -> str:  # as RunLog writes them
+        return "".join(json.dumps({"event": w, "time": 1.5}) + "\n" for w in words.split())
 
     if before:
         log.parent.mkdir(parents=True)
-        log.write_text(lines(before, 1.5))
-    (tmp_path / "added").write_text(lines(written, 2.5))
+        log.write_text(lines(before))
+    (tmp_path / "added").write_text(lines(written))
     write = f"cat added >>{log}" if written else ""
     for name, text in {
         "srun": f"{write}\nexit {status}",
@@ -391,68 +360,29 @@ def test_when_to_requeue(script: Path, began: str, tmp_path: Path) -> None:
     }.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "imagenet", "SLURM_JOB_NODELIST": "n[1-2]"}
-    env |= {"SLURM_NNODES": "2", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    result = run(["bash", script, "--synthetic"], tmp_path, 30, env)
+    result = as_job(script, tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert result.returncode == status, result.output
     asked = (tmp_path / "requeued").read_text() if (tmp_path / "requeued").exists() else ""
     assert asked == ("requeue 7\n" if requeued else ""), result.output
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def as_job(script: Path, folder: Path, **env: str) -> Result:
+    """An sbatch file as Slurm runs it on the first node."""
+    env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "imagenet", "SLURM_NNODES": "2"}
+    return run(["bash", script], folder, 30, env | {"SLURM_JOB_NODELIST": "n[1-2]"})
+
+
+@SCRIPTS
 def test_not_where_the_chapter_is(script: Path, tmp_path: Path) -> None:
-    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "imagenet"}
-    result = run(["bash", script], tmp_path, 30, env)
+    result = as_job(script, tmp_path)
     line = f"no 06_slurm/main.py in {tmp_path}: call sbatch where it is\n"
     assert (result.returncode, result.stderr) == (1, line), result.output
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_bash(script: Path, tmp_path: Path) -> None:
-    result = run(["bash", "-n", script], tmp_path, 30)
-    assert (result.returncode, result.output.count("\n")) == (0, 3), result.output
 
 
 @pytest.mark.skipif(
     not shutil.which("shellcheck"), reason="needs shellcheck: apt-get install shellcheck"
 )
 def test_shellcheck(tmp_path: Path) -> None:
-    result = run(["shellcheck", *SCRIPTS], tmp_path, 60)
+    result = run(["shellcheck", PER_GPU, TORCHRUN], tmp_path, 60)
     assert result.returncode == 0, result.output
-
-
-# ------------------------------------------------------------------------------ separate machines
-
-
-@needs_slurm
-def test_separate_nodes(separated: MiniSlurm, folder: Callable[[str], Path]) -> None:
-    """Across two hosts, each reached by its own address only, which is worked out from the job:
-    srun in both ways, torchrun as a job, and plain torchrun of chapter 02 as its docstring says."""
-    names = ("per_gpu", "torchrun", "per_node", "hub")
-    here = {name: folder(name) for name in names}
-    small = "--nodes 2 --ntasks-per-node 1 --gres gpu:1 --cpus-per-task 1"
-    job = Job(separated, here["torchrun"], SCRIPTS[1], small)
-    per_gpu = srun(separated, here["per_gpu"], small)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
-    torchrun += ["--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "n1:29400"]
-    argv = [*torchrun, "02_distributed/main.py", *TRAINING, "--output-dir", "run"]
-    hub = [start(separated.on(node, *argv), here["hub"]) for node in ("n1", "n2")]
-    for process in (per_gpu, *hub):
-        assert_ended(process)
-    assert job.until_ended()["Restarts"] == "0"
-    # A task on each node, which starts a process for each of the two GPUs there.
-    per_node = "--nodes 2 --ntasks-per-node 1 --gres gpu:2 --cpus-per-task 2"
-    assert_ended(srun(separated, here["per_node"], per_node))
-
-    (run_of_job,) = (here["torchrun"] / "runs").iterdir()
-    runs = {name: (here[name] / "run", 2) for name in ("per_gpu", "hub")}
-    runs |= {"torchrun": (run_of_job, 2), "per_node": (here["per_node"] / "run", 4)}
-    for name, (run_dir, world_size) in runs.items():
-        assert_whole(run_dir, world_size)
-        # torchrun numbers the nodes as they come.
-        hosts = [place(here[name], rank)["host"] for rank in range(world_size)]
-        expected = sorted(["n1", "n2"] * (world_size // 2))
-        assert (hosts if "per" in name else sorted(hosts)) == expected
-        assert rows(run_dir, "start")[0]["host"] == hosts[0]
-    assert {place(here["per_node"], rank)["MASTER_ADDR"] for rank in range(4)} == {"n1"}

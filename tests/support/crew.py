@@ -52,6 +52,7 @@ def _serve(pipe: Any, stacks: str) -> None:
     import torch
 
     torch.set_num_threads(1)
+    gc.freeze()  # or each collection below would walk the whole of torch
     # Where it hangs, should it: a loader's worker, which is a fork, writes to the same file.
     faulthandler.register(signal.SIGQUIT, file=open(stacks, "a"), all_threads=True)
     while True:

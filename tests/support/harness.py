@@ -42,7 +42,7 @@ AS_OTHERS = {"04_apex": ["--amp-dtype", "fp32"]}
 # torch, see docs/en/troubleshooting.md#end.
 GLOO_ABORT = "terminate called without an active exception"
 # A tiny run: 40 images of 32 pixels, 5 steps an epoch.
-TINY = ["--arch", "resnet18", "--image-size", "32", "--batch-size", "8", "--workers", "0"]
+TINY = ["--arch", "shufflenet_v2_x0_5", "--image-size", "32", "--batch-size", "8", "--workers", "0"]
 
 
 def default_processes() -> int:

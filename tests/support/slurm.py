@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import TOOLS, Result, run
+from harness import TOOLS, Result, free_port, run
 
 MINI_SLURM = TOOLS / "mini_slurm.sh"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
@@ -45,8 +45,10 @@ class MiniSlurm:
     def user(self, *command) -> list:
         """A command as the user of a cluster would give it."""
         # The tests' choice of loopback must not get from the user's shell into separate nodes.
-        loopback = ["-u", "GLOO_SOCKET_IFNAME"] if self.netns else []
-        return ["env", *loopback, f"SLURM_CONF={self.env['SLURM_CONF']}", *command]
+        # Nodes that are this machine get a free port: another test's cluster, which has jobs of the
+        # same numbers, would work out the same one.
+        where = ["-u", "GLOO_SOCKET_IFNAME"] if self.netns else [f"MASTER_PORT={free_port()}"]
+        return ["env", *where, f"SLURM_CONF={self.env['SLURM_CONF']}", *command]
 
     def run(self, *command, timeout: float = 30, cwd: Path | None = None) -> Result:
         """A command of Slurm or another, with this cluster's SLURM_CONF."""

@@ -1,13 +1,13 @@
-"""The baseline of tools/benchmark/benchmark.py: a plain DDP script. Not a chapter; nothing to copy.
+"""The baseline of benchmark.py: a plain DDP script. Not a chapter; nothing to copy.
 
     torchrun --standalone --nproc-per-node 2 tools/benchmark/reference.py --data DIR \\
         --arch resnet18 --batch-size 32 --output-dir runs/reference
 
-It trains the way of the ImageNet scripts that people copy, with what those leave at its default:
-pictures decoded and augmented by PIL, float samples from the workers, weights and images in NCHW,
-fp32 and no TF32 for matrix products, plain SGD, loss and top-1/top-5 read on the host in every
-step, the wrapped model evaluated on shares that DistributedSampler has padded. Its flags and its
-metrics.jsonl are those of the chapters, written at the same points, so one reader serves both.
+It trains one epoch, the way of the ImageNet scripts that people copy, with what those leave at its
+default: pictures decoded and augmented by PIL, float samples from the workers, weights and images
+in NCHW, fp32 and no TF32 for matrix products, plain SGD, loss and top-1/top-5 read on the host in
+every step, the wrapped model evaluated on shares that DistributedSampler has padded. What it writes
+to metrics.jsonl after the first step, the last one and the evaluation is what the chapters write.
 """
 
 import argparse
@@ -22,122 +22,88 @@ import torch.distributed as dist
 import torchvision
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 
-class Repeated(Dataset):
-    """Stands for count pictures: a few normalised ones, made once, again and again."""
-
-    def __init__(self, count: int, size: int) -> None:
-        self.images, self.count = torch.randn(32, 3, size, size), count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.images[index % len(self.images)], index % 10
+def as_floats(*steps: nn.Module) -> transforms.Compose:
+    """From a PIL picture to a float tensor with ImageNet's mean and standard deviation."""
+    normalize = transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    return transforms.Compose([*steps, transforms.ToTensor(), normalize])
 
 
 def train_view(size: int) -> transforms.Compose:
-    """From a PIL picture to a normalised float tensor (3, size, size), augmented."""
-    steps = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
-    return transforms.Compose([*steps, transforms.ToTensor(), normalize()])
+    return as_floats(transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip())
 
 
-def normalize() -> transforms.Normalize:
-    """ImageNet's mean and standard deviation of a pixel, 0 to 1."""
-    return transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-
-
-def build_datasets(args: argparse.Namespace) -> tuple[Dataset, Dataset, int]:
-    """Training set, validation set and number of classes."""
-    size = args.image_size
-    if args.synthetic:
-        return Repeated(args.synthetic, size), Repeated(args.synthetic // 4, size), 10
-    resize = [transforms.Resize(size * 8 // 7), transforms.CenterCrop(size)]
-    val_view = transforms.Compose([*resize, transforms.ToTensor(), normalize()])
-    train_set = ImageFolder(args.data / "train", train_view(size))
-    return train_set, ImageFolder(args.data / "val", val_view), len(train_set.classes)
-
-
-def accuracy(output: Tensor, target: Tensor) -> list[float]:
-    """Top-1 and top-5 of a batch in percent, on the host."""
+def on_host(loss: Tensor, output: Tensor, target: Tensor) -> Tensor:
+    """Loss, hits and hits in the first five, summed over a batch; and its images: (4,), float64.
+    Each is read from the device by itself, as the scripts do."""
     with torch.no_grad():
         top = output.topk(min(5, output.shape[1]), 1).indices.t()
         correct = top.eq(target.view(1, -1).expand_as(top))
-        return [correct[:k].float().sum().item() * 100 / len(target) for k in (1, 5)]
+        hits = [correct[:k].float().sum().item() for k in (1, 5)]
+    return torch.tensor([loss.item() * len(target), *hits, len(target)], dtype=torch.float64)
+
+
+def as_means(totals: Tensor) -> dict[str, float]:
+    """Of what on_host has summed: the loss, and the accuracy in percent."""
+    loss, top1, top5 = (totals[:3] / totals[3]).tolist()
+    return {"loss": loss, "acc1": 100 * top1, "acc5": 100 * top5}
 
 
 def train(
-    args: argparse.Namespace,
-    model: nn.Module,
-    loader: DataLoader,
-    optimizer: torch.optim.SGD,
-    device: torch.device,
-    epoch: int,
-    write,
+    model: nn.Module, loader: DataLoader, optimizer: torch.optim.SGD, device: torch.device, write
 ) -> None:
-    """One epoch."""
+    """The epoch."""
     criterion = nn.CrossEntropyLoss().to(device)
     model.train()
-    loss_sum = top1_sum = top5_sum = waited = seen = 0.0
+    totals, waited = torch.zeros(4), 0.0
     window = asked = time.perf_counter()
     for step, (images, target) in enumerate(loader, start=1):
         waited += time.perf_counter() - asked
         images, target = (x.to(device, non_blocking=True) for x in (images, target))
         output = model(images)
         loss = criterion(output, target)
-        top1, top5 = accuracy(output, target)
-        loss_sum += loss.item() * len(target)
-        top1_sum, top5_sum = top1_sum + top1 * len(target), top5_sum + top5 * len(target)
-        seen += len(target)
+        totals = totals + on_host(loss, output, target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % args.print_freq == 0 or step in (1, len(loader)):
+        if step in (1, len(loader)):
             if device.type == "cuda":
                 torch.cuda.synchronize()  # the step's end is measured, as the chapters measure it
             took = time.perf_counter() - window
-            row = {"epoch": epoch, "step": epoch * len(loader) + step, "loss": loss_sum / seen}
-            row |= {"acc1": top1_sum / seen, "lr": optimizer.param_groups[0]["lr"]}
-            row |= {"seconds": round(took, 3), "data_wait": round(waited / took, 3)}
-            row["images_per_second"] = round(seen * dist.get_world_size() / took, 1)
             peak = torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss << 10
-            write("train", **row, max_memory=peak >> 20)
-            loss_sum = top1_sum = top5_sum = waited = seen = 0.0
-            window = time.perf_counter()
+            row = {"seconds": round(took, 3), "data_wait": round(waited / took, 3)}
+            write("train", step=step, **as_means(totals), **row, max_memory=peak >> 20)
+            totals, waited, window = torch.zeros(4), 0.0, time.perf_counter()
         asked = time.perf_counter()
 
 
-def validate(model: nn.Module, loader: DataLoader, device: torch.device) -> dict:
-    """Loss and accuracy in percent over all ranks, the padding counted as if it were data."""
+@torch.no_grad()
+def validate(model: nn.Module, loader: DataLoader, device: torch.device) -> dict[str, float]:
+    """Loss and accuracy over all ranks, the padding counted as if it were data."""
     criterion = nn.CrossEntropyLoss().to(device)
     model.eval()
-    totals = torch.zeros(4, device=device)
-    with torch.no_grad():
-        for images, target in loader:
-            images, target = (x.to(device, non_blocking=True) for x in (images, target))
-            output = model(images)
-            loss, (top1, top5) = criterion(output, target).item(), accuracy(output, target)
-            totals += len(target) * torch.tensor([loss, top1, top5, 1.0], device=device)
+    totals = torch.zeros(4)
+    for images, target in loader:
+        images, target = (x.to(device, non_blocking=True) for x in (images, target))
+        output = model(images)
+        totals = totals + on_host(criterion(output, target), output, target)
+    totals = totals.to(device)
     dist.all_reduce(totals)
-    loss, top1, top5, seen = totals.tolist()
-    return {"loss": loss / seen, "acc1": top1 / seen, "acc5": top5 / seen}
+    return as_means(totals)
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--data", type=Path)
-    add("--synthetic", type=int)
-    add("--arch", default="resnet50")
-    add("--output-dir", type=Path, default=Path("runs", "reference"))
-    add("--lr", type=float, default=0.1)
-    whole = {"image-size": 224, "epochs": 90, "batch-size": 256, "workers": 4, "print-freq": 10}
-    for name, default in whole.items():
-        add(f"--{name}", type=int, default=default)
+    parser.add_argument("--data", type=Path, required=True, help="an ImageNet tree")
+    parser.add_argument("--arch", default="resnet50")
+    parser.add_argument("--output-dir", type=Path, default=Path("runs", "reference"))
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--workers", type=int, default=4)
     return parser.parse_args(argv)
 
 
@@ -151,10 +117,13 @@ def main(argv: list[str] | None = None) -> nn.Module:
         torch.backends.cudnn.benchmark = True
     dist.init_process_group("nccl" if gpu else "gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    train_set, val_set, classes = build_datasets(args)
-    model = torchvision.models.get_model(args.arch, num_classes=classes).to(device)
+    size = args.image_size
+    train_set = ImageFolder(args.data / "train", train_view(size))
+    val_view = as_floats(transforms.Resize(size * 8 // 7), transforms.CenterCrop(size))
+    val_set = ImageFolder(args.data / "val", val_view)
+    model = torchvision.models.get_model(args.arch, num_classes=len(train_set.classes)).to(device)
     model = DistributedDataParallel(model, device_ids=[local_rank] if gpu else None)
-    lr = args.lr * args.batch_size / 256
+    lr = 0.1 * args.batch_size / 256
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=1e-4)
     sampler = DistributedSampler(train_set, drop_last=True)
     options = {"batch_size": args.batch_size // world_size, "num_workers": args.workers}
@@ -170,17 +139,13 @@ def main(argv: list[str] | None = None) -> nn.Module:
             with (args.output_dir / "metrics.jsonl").open("a") as file:
                 file.write(line + "\n")
 
-    facts = {"world_size": world_size, "global_batch_size": args.batch_size}
-    write("start", chapter="reference", resumed_from_step=0, **facts)
-    for epoch in range(args.epochs):
-        sampler.set_epoch(epoch)
-        train(args, model, train_loader, optimizer, device, epoch, write)
-        result = validate(model, val_loader, device) | {"images": len(val_set)}
-        write("eval", epoch=epoch, step=(epoch + 1) * len(train_loader), **result)
-        if rank == 0:
-            state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(state | {"epoch": epoch + 1}, args.output_dir / "checkpoint.pt")
-    write("end", epoch=args.epochs - 1, step=args.epochs * len(train_loader))
+    write("start", world_size=world_size, global_batch_size=args.batch_size)
+    train(model, train_loader, optimizer, device, write)
+    means = validate(model, val_loader, device)
+    write("eval", step=len(train_loader), **means, images=len(val_set))
+    if rank == 0:
+        state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(state, args.output_dir / "checkpoint.pt")
     dist.destroy_process_group()
     return model.module
 

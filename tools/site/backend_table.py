@@ -1,14 +1,13 @@
 """Try every collective of torch.distributed on the backends of this machine, and tabulate it.
 
     python tools/site/backend_table.py  # try all, write the tables of the site
-    python tools/site/backend_table.py --only AVG  # try what has AVG in its name, write nothing
     python tools/site/backend_table.py --check  # do the columns of the site still hold here?
     python tools/site/backend_table.py --render  # the tables again, from backends.json alone
     python tools/site/backend_table.py --out FOLDER  # elsewhere than docs/assets/results/backends
 
-Each trial runs in fresh processes, one for a rank, which live for --timeout seconds at most. It
-counts as supported if it raises nothing and all ranks get the right values. nccl takes one GPU for
-each rank: with one GPU its trials run with one rank. What cannot run here has no column.
+Each trial runs in fresh processes, one for a rank, which live for 25 seconds at most. It counts as
+supported if it raises nothing and all ranks get the right values. nccl takes one GPU for each
+rank: with one GPU its trials run with one rank. What cannot run here has no column.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs/assets/results/backends"
-TABLES = ("table.en.md", "table.zh.md")
+LIMIT = 20  # seconds of a trial
 COLUMNS = {
     "gloo CPU": ("gloo", "cpu"), "gloo CUDA": ("gloo", "cuda"), "nccl CUDA": ("nccl", "cuda"),
     "cpu:gloo,cuda:nccl CUDA": ("cpu:gloo,cuda:nccl", "cuda"),
 }  # fmt: skip
-DOCS = "https://docs.pytorch.org/docs/stable/distributed.html#backends"
-# The table of DOCS, for gloo CPU, gloo GPU, mpi CPU, mpi GPU, nccl GPU. ?: if that MPI can.
+DOCS = "https://docs.pytorch.org/docs/stable/distributed.html"
+# The table there, for gloo CPU, gloo GPU, mpi CPU, mpi GPU, nccl GPU. ?: if that MPI can.
 DOCUMENTED = {
     "send": "✓✘✓?✓", "recv": "✓✘✓?✓", "broadcast": "✓✓✓?✓", "all_reduce": "✓✓✓?✓",
     "reduce": "✓✓✓?✓", "all_gather": "✓✓✓?✓", "gather": "✓✓✓?✓", "scatter": "✓✓✓?✓",
@@ -75,7 +74,7 @@ class Rank:
         return [self.full(0) for _ in range(self.n)]
 
     def objects(self) -> list[dict]:
-        return [{"rank": rank, "text": "x" * rank} for rank in range(self.n)]
+        return [{"rank": rank} for rank in range(self.n)]
 
     def first(self, value: object) -> Any:
         """The value on rank 0, nothing on others."""
@@ -168,8 +167,8 @@ def reduction(r: Rank, function: str, op: str = "SUM", dtype: torch.dtype | None
     """A function with an operation; bitwise ones are for whole numbers."""
     dtype = dtype or (torch.int32 if op in BITS else torch.float32)
     reduce_op = getattr(dist.ReduceOp, op)
-    if op == "PREMUL_SUM":  # older versions know it by a private name alone
-        reduce_op = (reduce_op if callable(reduce_op) else dist._make_nccl_premul_sum)(0.5)
+    if op == "PREMUL_SUM":
+        reduce_op = reduce_op(0.5)
     if function == "all_reduce":
         got = fill(dist.all_reduce, r.mine(dtype=dtype), reduce_op)
     elif function == "reduce":  # what is left on other ranks is not defined
@@ -252,9 +251,11 @@ for name in DTYPES:
 
 # ---------------------------------------------------------------------------------------- running
 
-STATES = ("crash", "no", "wrong", "timeout", "yes")  # a state explains those after it, on peers
-STOP = (signal.SIGINT, signal.SIGTERM)
 FORK = multiprocessing.get_context("fork")  # torch is imported once; the parent never wakes up CUDA
+STOP = (signal.SIGINT, signal.SIGTERM)
+Said = dict[str, str]
+YES = {"state": "yes"}  # else {"state": "no", "says": why}
+LATE = {"state": "no", "says": "no end"}
 
 
 def plain(value: object) -> object:
@@ -272,70 +273,60 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:150]}".replace("|", "/")
 
 
-def one_rank(
-    name: str, column: str, rank: int, n: int, folder: str, limit: float, pipe: Connection
-) -> None:
+def one_rank(name: str, column: str, rank: int, n: int, path: str, pipe: Connection) -> None:
     """One process of a trial. It says what came out, and stays: a peer may still need it."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, limit + 5)  # the end, even if the parent was killed
+    signal.alarm(LIMIT + 5)  # the end, even if the parent was killed
     torch.set_num_threads(1)
     backend, kind = COLUMNS[column]
+    device = torch.device(kind)
+    said = YES
     try:
-        device = torch.device(kind)
         if kind == "cuda":
             device = torch.device(kind, rank % torch.cuda.device_count())
             torch.cuda.set_device(device)
-        store = dist.FileStore(f"{folder}/store", n)
+        store = dist.FileStore(path, n)
         dist.init_process_group(backend, store=store, rank=rank, world_size=n)
         got, right = map(plain, TRIALS[name](Rank(rank, n, device)) or (None, None))
         if kind == "cuda":
             torch.cuda.synchronize()
-        said = {"state": "yes"} if got == right else {"state": "wrong", "says": f"{got}"}
+        if got != right:
+            said = {"state": "no", "says": f"wrong values: {got}"}
     except Exception as error:
         said = {"state": "no", "says": one_line(error)}
     pipe.send(said)
-    time.sleep(limit + 10)
+    signal.pause()
 
 
-def attempt(
-    name: str, column: str, n: int, limit: float, work: str | None = None
-) -> dict[str, str]:
-    """A trial with n ranks, its files in work: {"state": one of STATES or skipped, "says": why}."""
-    if n == 1 and name.removeprefix("functions/") in PEERS:
-        return {"state": "skipped", "says": "needs two GPUs"}
-    processes, said, deadline = {}, {}, time.monotonic() + limit
-    with tempfile.TemporaryDirectory(dir=work) as folder:
-        try:
-            # Raised inside a fork the exception would be lost. Ranks leave these to their parent.
-            signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
-            for rank in range(n):
-                ours, theirs = FORK.Pipe(duplex=False)
-                words = (name, column, rank, n, folder, limit, theirs)
-                process = FORK.Process(target=one_rank, args=words, daemon=True)
-                process.start()
-                processes[ours] = process
-                theirs.close()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)
-            while len(said) < n:
-                ready = wait(processes.keys() - said, max(0, deadline - time.monotonic()))
-                if not ready:
-                    break
-                for pipe in ready:
-                    try:
-                        said[pipe] = pipe.recv()
-                    except EOFError:
-                        processes[pipe].join()
-                        status = f"exit status {processes[pipe].exitcode}"
-                        said[pipe] = {"state": "crash", "says": status}
-                    if said[pipe]["state"] != "yes":  # peers may wait for ever
-                        deadline = min(deadline, time.monotonic() + 1)
-        finally:
-            for process in processes.values():
-                process.kill()
-                process.join()
-    late = {"state": "timeout", "says": f"{limit:g} s"}
-    outcomes = [said.get(pipe, late) for pipe in processes]
-    return min(outcomes, key=lambda outcome: STATES.index(outcome["state"]))
+def heard(pipe: Connection, process: Any, deadline: float) -> Said:
+    try:
+        return pipe.recv() if pipe.poll(max(0, deadline - time.monotonic())) else LATE
+    except EOFError:
+        process.join()
+        return {"state": "no", "says": f"exit status {process.exitcode}"}
+
+
+def attempt(name: str, column: str, n: int, path: str) -> Said:
+    """A trial with n ranks, which meet at a path: what the first says that failed. Who waits for it
+    has no end."""
+    ranks: dict[Connection, Any] = {}
+    deadline = time.monotonic() + LIMIT
+    try:
+        # An exception raised inside a fork would be lost. Ranks leave signals to their parent.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+        for rank in range(n):
+            ours, theirs = FORK.Pipe(duplex=False)
+            words = (name, column, rank, n, path, theirs)
+            ranks[ours] = FORK.Process(target=one_rank, args=words, daemon=True)
+            ranks[ours].start()
+            theirs.close()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)
+        said = [heard(pipe, process, deadline) for pipe, process in ranks.items()]
+    finally:
+        for process in ranks.values():
+            process.kill()
+            process.join()
+    failures = [outcome for outcome in said if outcome != YES]
+    return min(failures, key=lambda outcome: outcome == LATE, default=YES)
 
 
 def machine() -> dict:
@@ -352,20 +343,22 @@ def ranks_for(column: str, gpus: int) -> int:
     return 2 if device == "cpu" or gpus else 0
 
 
-def run_all(names: list[str], columns: list[str], limit: float) -> dict:
-    """The results of these trials, as they are written to backends.json."""
+def run_all() -> dict:
+    """The results of all trials, as they are written to backends.json."""
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with ProcessPoolExecutor(1, FORK) as child:  # CUDA, once awake, does not survive a fork
         here = child.submit(machine).result()
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
     ranks = {column: ranks_for(column, len(here["gpus"])) for column in COLUMNS}
-    trials: dict[str, dict] = {name: {} for name in names}
-    # A signal may come while a trial makes or removes its folder; this one, around it, goes anyway.
-    with tempfile.TemporaryDirectory() as work:
-        for name in names:
-            for column in filter(ranks.get, columns):
-                said = trials[name][column] = attempt(name, column, ranks[column], limit, work)
+    trials: dict[str, dict] = {name: {} for name in TRIALS}
+    with tempfile.TemporaryDirectory() as folder:
+        for number, name in enumerate(TRIALS):
+            for column in filter(ranks.get, COLUMNS):
+                if ranks[column] == 1 and name.removeprefix("functions/") in PEERS:
+                    continue
+                said = attempt(name, column, ranks[column], f"{folder}/{number} {column}")
+                trials[name][column] = said
                 print(name, column, *said.values(), sep=", ", flush=True)
     return {"format": 1, "torch": torch.__version__, "machine": here, "nccl": nccl, "ranks": ranks,
             "trials": trials}  # fmt: skip
@@ -379,11 +372,11 @@ WORDS = {
         "the right values on all ranks. ✘: an error, its message below.",
         "ran": "{column} (ranks: {n})", "rest": " Could not be tried there: {rest}.",
         "cpus": "{cpus} {kind} CPUs", "comma": ", ", "functions": "function",
-        "ops": "`ReduceOp`", "dtypes": "dtype", "wrong": "wrong values", "crash": "crash",
-        "timeout": "no end", "skipped": "needs two GPUs",
-        "documented": "As documented, not tried here ([source]({link})); `?` is for \"if the MPI "
-        "that PyTorch was built with can\".",
-        "ucc": "ucc has no column there. [`init_process_group`]({init}) calls it experimental; "
+        "ops": "`ReduceOp`", "dtypes": "dtype",
+        "documented": "As documented, not tried here ([source]({docs}#backends)); `?` is for \"if "
+        "the MPI that PyTorch was built with can\".",
+        "ucc": "ucc has no column there. [`init_process_group`]({docs}"
+        "#torch.distributed.init_process_group) calls it experimental; "
         "like mpi it is not in the packages of PyTorch, only in what you build yourself.",
     },
     "zh": {
@@ -391,11 +384,11 @@ WORDS = {
         "✓：没有报错，各 rank 的数值都对。✘：报错，信息在表下。",
         "ran": "{column}（{n} 个 rank）", "rest": "那台机器上没法试的：{rest}。",
         "cpus": "{cpus} 个 {kind} CPU", "comma": "、", "functions": "函数",
-        "ops": "`ReduceOp`", "dtypes": "类型", "wrong": "数值不对", "crash": "崩溃",
-        "timeout": "没有结束", "skipped": "需要两张显卡",
-        "documented": "按官方文档，这里没有试（[出处]({link})）；"
+        "ops": "`ReduceOp`", "dtypes": "类型",
+        "documented": "按官方文档，这里没有试（[出处]({docs}#backends)）；"
         "`?` 表示取决于编译 PyTorch 时用的 MPI。",
-        "ucc": "那张表里没有 ucc。[`init_process_group`]({init}) 的文档说它是实验性的；"
+        "ucc": "那张表里没有 ucc。[`init_process_group`]({docs}"
+        "#torch.distributed.init_process_group) 的文档说它是实验性的；"
         "和 mpi 一样，安装包里没有它，要自己编译。",
     },
 }  # fmt: skip
@@ -418,15 +411,16 @@ def head_of(result: dict, words: dict[str, str]) -> str:
 
 
 def table(part: str, result: dict, words: dict[str, str]) -> list[str]:
-    """The rows of a part. Where its functions agree on a row a cell has one mark for all."""
+    """The rows of a part. Where its functions agree on a row a cell has one mark for all; what
+    was not tried has none."""
     columns = [column for column, n in result["ranks"].items() if n]
     cells: dict[str, dict[str, dict[str, list[str]]]] = {}  # row, column, mark: its functions
     messages: list[str] = []
     for name, tried in result["trials"].items():
         kind, row, function = f"{name}/".split("/", 3)[:3]
         for column in columns if kind == part else ():
-            said = tried[column]
-            mark = "✓" if said["state"] == "yes" else words.get(said["state"], "")
+            said = tried.get(column, {"state": ""})
+            mark = "✓" if said["state"] == "yes" else ""
             if said["state"] == "no":
                 if said["says"] not in messages:
                     messages.append(said["says"])
@@ -449,102 +443,62 @@ def fragment(result: dict, language: str) -> str:
     lines = ["<!-- functions -->", head_of(result, words), "", *table("functions", result, words)]
     for part in ("ops", "dtypes"):
         lines += [f"<!-- {part} -->", *table(part, result, words)]
-    init = DOCS.replace("#backends", "#torch.distributed.init_process_group")
     rows = [[f"`{name}`", *marks] for name, marks in DOCUMENTED.items()]
-    lines += ["<!-- documented -->", words["documented"].format(link=DOCS), ""]
+    lines += ["<!-- documented -->", words["documented"].format(docs=DOCS), ""]
     lines += grid(["", "gloo CPU", "gloo GPU", "mpi CPU", "mpi GPU", "nccl GPU"], rows)
-    return "\n".join([*lines, "", words["ucc"].format(init=init)]) + "\n"
+    return "\n".join([*lines, "", words["ucc"].format(docs=DOCS)]) + "\n"
 
 
 # ---------------------------------------------------------------------------------------- command
 
 
-def refuse_if(mistake: object, line: str) -> None:
-    """If there is a mistake, end with one line, status 1 and no traceback."""
-    if mistake:
-        raise SystemExit(f"backend_table: error: {line}")
-
-
-def load(path: Path) -> dict:
-    """A backends.json."""
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        refuse_if(result["format"] != 1, f"{path} has another format")
-        fragment(result, "en")
-        return result
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise SystemExit(f"backend_table: error: {path} is not from here: {error!r:.99}") from None
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """The old file or the new one, whole, also when the disk is full."""
+def write_whole(path: Path, text: str) -> None:
+    """The old file stays as it is until the new one is whole, also when the disk is full."""
     temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write(result: dict, folder: Path, names: tuple[str, ...]) -> None:
-    made = {f"table.{language}.md": fragment(result, language) for language in WORDS}
-    made["backends.json"] = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
-    for name in names:
-        _write_whole(folder / name, made[name])
-    print(f"{', '.join(names)} are in {folder}/")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
 
 
 def differences(fresh: dict, shown: dict) -> list[str]:
-    """The trials that ran and do not end as the shown ones."""
+    """The trials that do not end as the shown ones, in the columns that both have."""
     found = []
     for name, tried in fresh["trials"].items():
         for column, said in tried.items():
-            before = shown["trials"].get(name, {}).get(column, {"state": "not tried"})
-            if said["state"] != before["state"]:
-                found.append(f"{name} ({column}): {before['state']} became {said['state']}")
+            before = shown["trials"][name].get(column, said)["state"]
+            if said["state"] != before:
+                found.append(f"{name} ({column}): {before} became {said['state']}")
     return found
 
 
 def main(argv: list[str] | None = None) -> None:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--only", nargs="+", metavar="TEXT", help="trials whose name has a TEXT")
-    parser.add_argument("--check", action="store_true", help="compare, write nothing")
-    parser.add_argument("--render", action="store_true", help="tables from the JSON, try nothing")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--check", action="store_true", help="compare, write nothing")
+    mode.add_argument("--render", action="store_true", help="tables from the JSON, try nothing")
     parser.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER")
-    parser.add_argument("--timeout", type=float, default=30, metavar="SECONDS", help="for a trial")
     args = parser.parse_args(argv)
-    refuse_if(not 0 < args.timeout <= 3600, "--timeout must be above 0 and at most 3600")
-    alone = args.render and (args.check or args.only)
-    refuse_if(alone, "--render tries nothing: leave the others out")
-    names = [n for n in TRIALS if not args.only or any(text in n for text in args.only)]
-    refuse_if(not names, f"no trial has {' or '.join(args.only or [])} in its name")
+    path = args.out / "backends.json"
     try:
-        shown = load(args.out / "backends.json") if args.render or args.check else {}
-        if args.render:
-            return write(shown, args.out, TABLES)
-        if not (args.check or args.only):
+        if args.check or args.render:
+            shown = json.loads(path.read_text(encoding="utf-8"))
+        else:
             args.out.mkdir(parents=True, exist_ok=True)  # better now than after all trials
-        columns = [c for c in COLUMNS if not args.check or shown["ranks"].get(c)]
-        result = run_all(names, columns, args.timeout)
-        if not (args.check or args.only):
-            write(result, args.out, ("backends.json", *TABLES))
-    except OSError as error:
-        raise SystemExit(f"backend_table: error: {error}") from None
-    if args.check:
-        found = differences(result, shown)
-        refuse_if(found, f"torch {result['torch']}, shown {shown['torch']}: {'; '.join(found)}")
-        print(f"{len(names)} trials end as shown")
-
-
-def stop(number: int, _frame: object) -> None:
-    """No process and no file stays, whoever presses Ctrl-C again."""
-    for either in STOP:
-        signal.signal(either, signal.SIG_IGN)
-    raise SystemExit(128 + number)
+        result = shown if args.render else run_all()
+        if args.check:
+            if found := differences(result, shown):
+                versions = f"torch {result['torch']}, shown {shown['torch']}"
+                raise SystemExit(f"backend_table: {versions}: {'; '.join(found)}")
+            return print("all trials end as shown")
+        if not args.render:
+            write_whole(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        for language in WORDS:
+            write_whole(args.out / f"table.{language}.md", fragment(result, language))
+        print(f"the tables are in {args.out}/")
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"backend_table: error: {path}: {error}") from None
 
 
 if __name__ == "__main__":
-    for number in STOP:
-        signal.signal(number, stop)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing stays then either
     main()

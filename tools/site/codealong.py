@@ -9,6 +9,7 @@ An extension, not a plug-in: it works in every program that renders Python-Markd
 from __future__ import annotations
 
 import re
+import shlex
 import xml.etree.ElementTree as etree
 from dataclasses import dataclass
 from html import escape
@@ -27,8 +28,8 @@ from .source import ROOT, SiteError, Source, cut, read, to_html
 MOST_LINES = 20  # of a group: note and code must fit on a screen together
 MOST_FILE_LINES = 80
 FORMS = ("code", "file", "diff", "compare", "table")
-WORD = re.compile(r"""\s*("[^"]*"|'[^']*'|\{.*\}\s*$|[^\s{"']+)""")
-ATTRIBUTE = re.compile(r"""\s*([\w-]+)(?:=("[^"]*"|'[^']*'))?\s*""")
+REST = re.compile(r"""((?:"[^"]*"|'[^']*'|[^{"'])*)(?:\{(.*)\})?\s*""")
+WORD = re.compile(r""""[^"]*"|'[^']*'|[^\s"']+""")
 
 
 @dataclass
@@ -41,29 +42,16 @@ class Line:
 
     @classmethod
     def parse(cls, form: str, rest: str) -> Line:
-        words, options, at = [], {}, 0
-        while rest[at:].strip():
-            match = WORD.match(rest, at)
-            if not match:
-                raise SiteError(f"cannot read {rest[at:].strip()!r}: a quote that is not closed?")
-            if match[1].startswith("{"):
-                options = cls.parse_options(match[1].strip()[1:-1])
-            else:
-                words.append(match[1])
-            at = match.end()
-        return cls(form, words, options)
-
-    @staticmethod
-    def parse_options(text: str) -> dict[str, list[str]]:
+        match = REST.fullmatch(rest)
+        if not match:
+            raise SiteError(f"cannot read {rest.strip()!r}: a quote that is not closed?")
         options: dict[str, list[str]] = {}
-        at = 0
-        while text[at:].strip():
-            match = ATTRIBUTE.match(text, at)
-            if not match:
-                raise SiteError(f'cannot read {text[at:].strip()!r}: options are name="value"')
-            options.setdefault(match[1], []).append((match[2] or '"1"')[1:-1])
-            at = match.end()
-        return options
+        for option in shlex.split(match[2] or ""):
+            name, equals, value = option.partition("=")
+            if not equals:
+                raise SiteError(f'cannot read {option!r}: options are name="value"')
+            options.setdefault(name, []).append(value)
+        return cls(form, WORD.findall(match[1]), options)
 
     def check(self, usage: str, fewest: int, most: int, allowed: set[str]) -> None:
         if not fewest <= len(self.words) <= most:

@@ -3,13 +3,12 @@
     python tools/site/scaling_model.py                            # tables and plots of the site
     python tools/site/scaling_model.py --images-per-second 900    # tables for another GPU, printed
 
-Without options it writes docs/assets/results/scaling.{zh,en}.md, docs/assets/images/scaling.{zh,en}
-.svg; with any of them it prints the tables for these assumptions and writes nothing. The page
+Without options it writes scaling.{zh,en}.md and .svg in docs/assets (the plots by matplotlib); with
+any of them it prints the tables for these assumptions and writes nothing. The page
 docs/en/scaling.md says where the numbers come from and what the model leaves out.
 """
 
 import argparse
-import importlib.util
 import math
 import warnings
 from dataclasses import dataclass, fields, replace
@@ -216,8 +215,6 @@ def main(argv: list[str] | None = None) -> None:
     if given:
         print(tables("en", assume))
         return
-    if importlib.util.find_spec("matplotlib") is None:
-        raise SystemExit("scaling_model: the plots need matplotlib: pip install matplotlib")
     for language in ("zh", "en"):
         text = tables(language, assume)
         (ROOT / f"docs/assets/results/scaling.{language}.md").write_text(text, encoding="utf-8")
