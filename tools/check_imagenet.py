@@ -8,25 +8,19 @@
 DIR holds train/ and val/, one folder a class in each. What would stop a chapter is an `error:`
 here, what is odd but harmless is a `note:`. Exit code: 0 usable, 1 not usable, 2 bad arguments.
 
-FILE of --sort-val is one of
-    ILSVRC2012_validation_ground_truth.txt   of the devkit, its meta.mat beside it (needs scipy)
-    LOC_val_solution.csv                     Kaggle's
-    any list of `image class` lines          separated by blanks, a tab, a semicolon or a comma
-
-Nothing is ever overwritten. After Ctrl-C or an error the same command goes on where it stopped.
+FILE of --sort-val is Kaggle's LOC_val_solution.csv, the devkit's
+ILSVRC2012_validation_ground_truth.txt with its meta.mat beside it (needs scipy), or a list of
+`image class` lines. Nothing is ever overwritten; after Ctrl-C the same command goes on.
 """
 
 import argparse
 import functools
-import io
 import multiprocessing
 import os
 import re
 import shlex
 import signal
-import stat
 import statistics
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -45,10 +39,10 @@ COMMAND = "python tools/check_imagenet.py"
 # torchvision.datasets.folder.IMG_EXTENSIONS, repeated: importing torch takes seconds, and a check
 # of headers does without it. A test compares the two.
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-JPEG_END = b"\xff\xd9"
 # What decode_image takes, by Pillow's names, and how such a file ends. MPO is a JPEG with more
 # pictures behind the first, which is the one decoded. Of a WebP, Pillow reads all to open it.
-ENDS = {"JPEG": JPEG_END, "MPO": JPEG_END, "PNG": b"IEND\xaeB`\x82", "GIF": b";", "WEBP": b""}
+ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";", "WEBP": b""}
+ENDS["MPO"] = ENDS["JPEG"]
 SHOWN = 10
 # Those that this process may use: fewer than the machine has in a container or a job.
 CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -57,17 +51,12 @@ BATCH = 32
 # What can be wrong with a file.
 KINDS = {
     "empty": "empty (0 bytes)",
-    "no file": "neither a file nor a link to one",
-    "unreadable": "cannot be read: look at the permissions (ls -l) and the disk",
+    "unreadable": "cannot be read: look at links, permissions (ls -l) and the disk",
     "format": "decode_image takes only JPEG, PNG, WebP and GIF: convert them to JPEG",
     "shape": "not one picture of 3 x 8 bits: convert them to JPEG",
     "undecodable": "cut short, damaged or no image",
     "crash": "crashes the decoder, and would kill the training process",
 }
-
-
-class CheckError(Exception):
-    """The check or the sorting cannot go on; the message is the line that the user sees."""
 
 
 class Found(NamedTuple):
@@ -79,23 +68,20 @@ class Found(NamedTuple):
 
 
 class Report:
-    """Prints findings as they come, one a line, and counts the errors."""
+    """Prints findings as they come, and counts the errors."""
 
     def __init__(self) -> None:
         self.errors = 0
 
     def error(self, text: str, paths: Iterable[str] = ()) -> None:
-        """A finding that keeps the chapters from training."""
+        """A finding that keeps the chapters from training; the first few paths stand below it."""
         self.errors += 1
-        self.note(text, paths, "error")
-
-    def note(self, text: str, paths: Iterable[str] = (), level: str = "note") -> None:
-        """A finding that does not; the first few paths stand below it."""
-        lines = [f"{level}: {text}"] + [f"    {path}" for path in sorted(paths)]
-        if len(lines) > SHOWN + 1:
-            lines[SHOWN + 1 :] = [f"    ... and {len(lines) - SHOWN - 1:,} more"]
-        for line in lines:
-            print(line.replace("\n", "\\n"))
+        print(f"error: {text}")
+        paths = sorted(paths)
+        for path in paths[:SHOWN]:
+            print(f"    {path}")
+        if len(paths) > SHOWN:
+            print(f"    ... and {len(paths) - SHOWN:,} more")
 
 
 def counted(number: int, noun: str) -> str:
@@ -135,16 +121,12 @@ def check_folders(root: Path, report: Report) -> dict[str, dict[str, list[str]]]
         if (root / name).is_dir():
             splits[name] = check_split(root, name, report)
         else:
-            report.error(
-                f"{root / name} is not a folder: DIR is the one that holds train/ and val/ "
-                "(ILSVRC/Data/CLS-LOC in Kaggle's archive)"
-            )
+            what = "DIR is the one with train/ and val/ (ILSVRC/Data/CLS-LOC in Kaggle's archive)"
+            report.error(f"{root / name} is not a folder: {what}")
     train, val = set(splits["train"]), set(splits["val"])
     # Classes are numbered by the order of their names: one that is missing shifts the others.
-    if train and val - train:
-        report.error("class folders in val/ and not in train/", val - train)
-    if val and train - val:
-        report.error("class folders in train/ and not in val/", train - val)
+    if train and val and train != val:
+        report.error("class folders not in both train/ and val/", train ^ val)
     return splits
 
 
@@ -165,17 +147,14 @@ def check_split(root: Path, name: str, report: Report) -> dict[str, list[str]]:
         report.error(f"{folder} has no class folders: {what}", others)
     elif others:
         what = "no image by its extension, or not in a class folder"
-        report.note(f"ImageFolder passes over {counted(len(others), 'file')}: {what}", others)
-    if not classes:
-        return classes
-    empty = [label for label, images in classes.items() if not images]
-    if empty:
+        print(f"note: ImageFolder passes over {counted(len(others), 'file')}: {what}: {others[0]}")
+    if empty := [label for label, images in classes.items() if not images]:
         report.error(f"classes without an image in {name}/", empty)
-    sizes = [len(images) for images in classes.values()]
-    print(
-        f"{name}: {counted(len(sizes), 'class')}, {counted(sum(sizes), 'image')}; a class has "
-        f"{min(sizes):,} to {max(sizes):,}, median {statistics.median(sizes):g}"
-    )
+    if sizes := [len(images) for images in classes.values()]:
+        print(
+            f"{name}: {counted(len(sizes), 'class')}, {counted(sum(sizes), 'image')}; a class has "
+            f"{min(sizes):,} to {max(sizes):,}, median {statistics.median(sizes):g}"
+        )
     return classes
 
 
@@ -186,8 +165,6 @@ def check_file(path: str, decode: bool) -> Found | None:
     """What is wrong with one file: its header tells, or if asked or in doubt the decoder."""
     try:
         found = check_header(path)
-    except FileNotFoundError:
-        return Found(path, "no file")
     except OSError as error:
         return Found(path, "unreadable", error.strerror or str(error))
     if found and found.kind != "doubt":
@@ -197,15 +174,12 @@ def check_file(path: str, decode: bool) -> Found | None:
 
 def check_header(path: str) -> Found | None:
     """What can be told without decoding. Raises OSError."""
-    status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode):
-        # Opening a pipe would wait for its other end for ever.
-        return Found(path, "no file")
-    if not status.st_size:
+    size = os.path.getsize(path)
+    if not size:
         return Found(path, "empty")
     with open(path, "rb") as file:
         start = file.read(25)
-        file.seek(max(0, status.st_size - 8))
+        file.seek(max(0, size - 8))
         end = file.read()
         file.seek(0)
         try:
@@ -227,29 +201,19 @@ def check_header(path: str) -> Found | None:
     return None if end.endswith(ENDS[image.format]) else Found(path, "doubt")
 
 
-@functools.cache
-def load_decoder() -> Callable:
-    """The chapters' decoder. Raises CheckError: a broken install must not blame every file."""
-    try:
-        import torch
-        from torchvision.io import ImageReadMode, decode_image, encode_jpeg
-
-        decode_image(encode_jpeg(torch.zeros(3, 8, 8, dtype=torch.uint8)))
-    except (ImportError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckError(f"torchvision cannot decode images here: {reason}") from None
-    return functools.partial(decode_image, mode=ImageReadMode.RGB)
-
-
 def check_pixels(path: str) -> Found | None:
     """What decoding brings to light; the rule is that of every chapter's load_image."""
-    decode = load_decoder()
+    from torchvision.io import ImageReadMode, decode_image
+
     try:
-        image = decode(path)
+        image = decode_image(path, ImageReadMode.RGB)
     except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        if reason.startswith("Couldn't load"):
+            # A broken install of torchvision must not blame every file.
+            raise ImportError(reason) from None
         # torchvision puts the place in its own sources before the reason.
-        reason = re.sub(r"^.*\.cpp:\d+, ", "", str(error).splitlines()[0])
-        return Found(path, "undecodable", reason)
+        return Found(path, "undecodable", re.sub(r"^.*\.cpp:\d+, ", "", reason))
     if str(image.dtype) != "torch.uint8" or image.ndim != 3 or image.shape[0] != 3:
         return Found(path, "shape", f"{image.dtype} {tuple(image.shape)}")
     return None
@@ -271,22 +235,17 @@ def prepare_worker() -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def start_pool(workers: int) -> ProcessPoolExecutor:
-    """A pool that has worked once. Raises BrokenProcessPool here, where it blames no file."""
-    methods = multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-    pool = ProcessPoolExecutor(workers, context, prepare_worker)
-    pool.submit(os.getpid).result()
-    return pool
-
-
 def check_files(
     paths: list[str], check: Callable[[str], Found | None], workers: int, batch: int
 ) -> Iterator[Found | None]:
     """`check` of every path, in order, in worker processes; names a file that kills its worker."""
+    methods = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     while paths:
         done = 0
-        pool = start_pool(workers)
+        pool = ProcessPoolExecutor(workers, context, prepare_worker)
+        # Where workers cannot even start, the pool breaks here, which blames no file.
+        pool.submit(os.getpid).result()
         try:
             for found in pool.map(check, paths, chunksize=batch):
                 yield found
@@ -305,46 +264,21 @@ def check_files(
         paths = paths[done:]
 
 
-def report_files(found: list[Found], report: Report) -> None:
-    """Print what was found in files, kind by kind."""
-    for kind, what in KINDS.items():
-        items = [item for item in found if item.kind == kind]
-        lines = [f"{item.path} ({item.detail})" if item.detail else item.path for item in items]
-        if items:
-            report.error(f"{counted(len(items), 'file')}: {what}", lines)
-
-
-def write_list(bad: list[Found], target: Path, report: Report) -> None:
-    """Write the paths of bad files, one a line, into a new file. Raises OSError."""
-    paths = [item.path for item in bad if "\n" not in item.path]
-    if len(paths) < len(bad):
-        report.note("names with a line break are left out of the list: rename them")
-    with open(target, "xb") as file:
-        file.writelines(os.fsencode(path) + b"\n" for path in paths)
-    print(f"wrote the paths of {counted(len(paths), 'bad file')} to {target}")
-
-
-def move_files(moves: list[tuple[str, str]], dry_run: bool, report: Report) -> str:
+def move_files(moves: list[tuple[str, str]], report: Report) -> str:
     """Rename files, never onto another; returns how many in words."""
-    moved, failed = 0, []
+    failed = []
     for source, target in tqdm(moves, desc="moving", unit="file", disable=None, leave=False):
-        if dry_run:
-            print(f"mv {shlex.quote(source)} {shlex.quote(target)}".replace("\n", "\\n"))
-            continue
         try:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             if os.path.lexists(target):
                 raise FileExistsError(f"{target} exists")
             # Not shutil.move: its copy into another file system can stop half-way.
             os.rename(source, target)
-            moved += 1
         except OSError as error:
             failed.append(f"{source}: {error}")
     if failed:
         report.error("not moved: mend this and type the same again", failed)
-    if dry_run:
-        return f"would move {counted(len(moves), 'file')}"
-    return f"moved {counted(moved, 'file')}"
+    return f"moved {counted(len(moves) - len(failed), 'file')} of {len(moves):,}"
 
 
 def check_tree(args: argparse.Namespace) -> int:
@@ -359,14 +293,19 @@ def check_tree(args: argparse.Namespace) -> int:
     checks = check_files(train + val, check, args.workers, BATCH)
     bar = tqdm(checks, total=len(train + val), unit="file", disable=None, leave=False)
     bad = [found for found in bar if found]
-    report_files(bad, report)
+    for kind, what in KINDS.items():
+        lines = [f"{x.path} ({x.detail})" if x.detail else x.path for x in bad if x.kind == kind]
+        if lines:
+            report.error(f"{counted(len(lines), 'file')}: {what}", lines)
     if args.list_bad:
-        write_list(bad, args.list_bad, report)
+        with open(args.list_bad, "x", errors="surrogateescape") as file:
+            file.writelines(f"{item.path}\n" for item in bad)
+        print(f"wrote the paths of {counted(len(bad), 'bad file')} to {args.list_bad}")
     if args.move_bad:
         # What cannot be read may be a sound file behind a failing disk.
         movable = [item.path for item in bad if item.kind != "unreadable"]
         moves = [(p, os.path.join(args.move_bad, os.path.relpath(p, args.dir))) for p in movable]
-        print(f"{move_files(moves, args.dry_run, report)} to {args.move_bad}; then check again")
+        print(f"{move_files(moves, report)} to {args.move_bad}; then check again")
     if report.errors:
         print(f"not usable: {counted(report.errors, 'error')}")
         return 1
@@ -381,74 +320,51 @@ def check_tree(args: argparse.Namespace) -> int:
 # ---- sorting val/ ----
 
 
-def read_truth(path: Path, classes: set[str]) -> dict[str, str]:
+def read_truth(path: Path) -> dict[str, str]:
     """The class of every image, by its name less the extension, which Kaggle's list leaves out."""
-    text = path.read_text("utf-8-sig", "surrogateescape")
-    numbered = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1)]
-    lines = [(number, line) for number, line in numbered if line]
-    if lines and all(line.isdecimal() for _, line in lines):
-        wnids = read_meta(path.with_name("meta.mat"))
-        # An id that is not in meta.mat stays, and so is a class that train/ has not.
-        return {f"ILSVRC2012_val_{n:08d}": wnids.get(int(line), line) for n, line in lines}
+    lines = path.read_text("utf-8").splitlines()
+    if all(line.strip().isdecimal() for line in lines):
+        from scipy.io import loadmat
+
+        # The ids that torchvision.datasets.ImageNet takes. Fields: id, wnid, words, gloss, number
+        # of children, ...: the 1000 classes have none. Any other id is a class train/ has not.
+        synsets = loadmat(path.with_name("meta.mat"), squeeze_me=True)["synsets"]
+        wnids = {int(row[0]): str(row[1]) for row in synsets if int(row[4]) == 0}
+        labels = [wnids.get(int(line), line) for line in lines]
+        return {f"ILSVRC2012_val_{n:08d}": label for n, label in enumerate(labels, 1)}
     truth: dict[str, str] = {}
-    for number, line in lines:
-        cells = [cell.strip('"/') for cell in re.split(r"\s*[,;\t]\s*|\s+", line, maxsplit=1)]
-        if len(cells) < 2:
-            raise CheckError(f"{path}:{number}: not `image class`: {line[:80]}")
+    for number, line in enumerate(lines, 1):
         # In Kaggle's list the corners of boxes follow the class.
-        label = cells[1] if cells[1] in classes else re.split(r'[\s,;"/]', cells[1])[0]
-        image = os.path.basename(cells[0])
-        if number == 1 and label not in classes and not re.search(r"[\d.]", image):
-            # The titles of columns.
+        cells = re.split(r"[\s,]+", line.strip())
+        if not line.strip() or cells[0] == "ImageId":
             continue
-        stem = os.path.splitext(image)[0] if is_image_name(image) else image
-        if truth.setdefault(stem, label) != label:
-            raise CheckError(f"{path}:{number}: {image} is listed above with another class")
+        if len(cells) < 2:
+            raise ValueError(f"{path}:{number}: not `image class`: {line[:80]}")
+        stem = os.path.splitext(cells[0])[0]
+        if truth.setdefault(stem, cells[1]) != cells[1]:
+            raise ValueError(f"{path}:{number}: {stem} is listed above with another class")
     return truth
 
 
-def read_meta(path: Path) -> dict[int, str]:
-    """The class folder of every ILSVRC2012 id, as torchvision.datasets.ImageNet reads it."""
-    try:
-        from scipy.io import loadmat
-
-        # Fields: id, wnid, words, gloss, number of children, ...: the 1000 classes have none.
-        synsets = loadmat(path, squeeze_me=True)["synsets"]
-        return {int(row[0]): str(row[1]) for row in synsets if int(row[4]) == 0}
-    except Exception as error:
-        # loadmat has no error of its own: a damaged file makes it raise anything.
-        raise CheckError(
-            f"the devkit's list needs {path}, and scipy to read it (pip install scipy): {error}"
-        ) from None
-
-
-def plan_sort(
-    truth: dict[str, str], val: Path, classes: set[str], report: Report
-) -> list[tuple[str, str]]:
+def plan_sort(truth: dict[str, str], val: Path, report: Report) -> list[tuple[str, str]]:
     """The renames to make, as (from, to); every reason against moving goes to `report`."""
     where: dict[str, list[Path]] = {}
     for path in [*val.glob("*"), *val.glob("*/*")]:
         if is_image_name(path.name):
             where.setdefault(path.stem, []).append(path)
-    moves, missing, misplaced = [], [], []
+    moves, wrong = [], []
     for stem, label in sorted(truth.items()):
         paths = where.pop(stem, [])
-        if not paths:
-            missing.append(stem)
-        elif len(paths) == 1 and paths[0].parent == val:
+        if len(paths) != 1 or paths[0].parent not in (val, val / label):
+            places = ", ".join(sorted(map(str, paths))) or "nowhere"
+            wrong.append(f"{stem}: listed as {label}, found: {places}")
+        elif paths[0].parent == val:
             moves.append((str(paths[0]), str(val / label / paths[0].name)))
-        elif len(paths) > 1 or paths[0].parent != val / label:
-            misplaced.append(f"{', '.join(sorted(map(str, paths)))}: listed as {label}")
-    unlisted = [str(path) for paths in where.values() for path in paths]
-    problems = {
-        "images listed but not in val/: unpack val/ again": missing,
-        "images in val/ that the list has not: take them out": unlisted,
-        "images in another place than listed, or in two: move or delete them": misplaced,
-        "classes of the list without a folder in train/": set(truth.values()) - classes,
-    }
-    for text, names in problems.items():
-        if names:
-            report.error(text, names)
+    if wrong:
+        report.error("images of the list that are not where they should be, once", wrong)
+    if where:
+        unlisted = [str(path) for paths in where.values() for path in paths]
+        report.error("images in val/ that the list has not: take them out", unlisted)
     return moves
 
 
@@ -456,12 +372,14 @@ def sort_val(args: argparse.Namespace) -> int:
     """Sort a flat val/ into class folders, after the whole list has been checked."""
     report = Report()
     classes = {entry.name for entry in os.scandir(args.dir / "train") if entry.is_dir()}
-    truth = read_truth(args.sort_val, classes)
-    moves = plan_sort(truth, args.dir / "val", classes, report)
+    truth = read_truth(args.sort_val)
+    if unknown := set(truth.values()) - classes:
+        report.error("classes of the list without a folder in train/", unknown)
+    moves = plan_sort(truth, args.dir / "val", report)
     if report.errors:
         print(f"not sorted, nothing was moved: {counted(report.errors, 'error')}")
         return 1
-    print(f"{move_files(moves, args.dry_run, report)} of {len(moves):,}")
+    print(move_files(moves, report))
     return 1 if report.errors else 0
 
 
@@ -473,27 +391,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=COMMAND, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    # fmt: off
     add = parser.add_argument
     add("dir", type=Path, metavar="DIR", help="the folder with train/ and val/")
-    add("--decode", action="store_true",
-        help="decode every image fully, as training does (several ms an image and CPU)")
-    add("--workers", type=int, default=CPUS, metavar="N",
-        help="processes (default: the CPUs this process may use, here %(default)s)")
-    add("--list-bad", type=Path, metavar="FILE",
-        help="write the paths of unusable files there, one a line; FILE must be new")
-    add("--move-bad", type=Path, metavar="DIR2",
-        help="move unusable files to DIR2/train/CLASS/NAME, on the same file system")
-    add("--sort-val", type=Path, metavar="FILE",
-        help="instead of a check: sort a flat val/ by this list")
-    add("--dry-run", action="store_true",
-        help="with --sort-val or --move-bad: only print what would be moved")
-    # fmt: on
+    add("--decode", action="store_true", help="decode every image, as training does")
+    add("--workers", type=int, default=CPUS, metavar="N", help="processes, here %(default)s")
+    add("--list-bad", type=Path, metavar="FILE", help="write paths of unusable files; must be new")
+    add("--move-bad", type=Path, metavar="DIR2", help="move them there, on the same file system")
+    add("--sort-val", type=Path, metavar="FILE", help="only sort a flat val/, by this list")
     args = parser.parse_args(argv)
     if args.workers < 1:
         parser.error("--workers must be at least 1")
-    if args.dry_run and not (args.sort_val or args.move_bad):
-        parser.error("--dry-run goes with --sort-val or --move-bad")
     if args.sort_val and (args.decode or args.list_bad or args.move_bad):
         parser.error("--sort-val only sorts: sort first, then check")
     new = args.list_bad
@@ -508,12 +415,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Check or sort; returns the exit code."""
     args = parse_args(argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal that is not UTF-8 shall not end the check at the first name it cannot show.
-        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return sort_val(args) if args.sort_val else check_tree(args)
-    except (CheckError, OSError, BrokenProcessPool) as error:
+    except (ImportError, OSError, ValueError, BrokenProcessPool) as error:
         print(f"error: {error}")
         return 1
     except KeyboardInterrupt:

@@ -1,10 +1,5 @@
-"""Mixed precision: what 04_apex does with torch.amp, and how it uses Apex.
-
-torch.amp is tried for real: 16 bits, loss scaling and skipped steps work on CPUs too. Apex needs a
-GPU for all that it does, so its part of the chapter runs against a stand-in (apex_stand_in.py)
-that keeps Apex's rules. That shows the calls, their order and their arguments; what O1 to O3
-calculate, the fused kernels and Apex's SyncBatchNorm only the last tests here show, on a GPU.
-"""
+"""Mixed precision: torch.amp for real, on CPUs; Apex, which needs a GPU, against a stand-in that
+keeps its rules (apex_stand_in.py), and for real in the last tests here, on a GPU."""
 
 from __future__ import annotations
 
@@ -25,19 +20,12 @@ from crew import Crew, call_main
 from harness import assert_same, launch, load_chapter, load_state, rows
 from models import Stateful
 from torch import Tensor, nn
-from torch.optim import SGD
-from torch.optim.lr_scheduler import LambdaLR
 
 CHAPTER, PLAIN_CHAPTER = "04_apex", "02_distributed"
 # 50 images are 4 batches of 12 an epoch; 12 images to evaluate.
 IMAGES, BATCH, SIZE, SEED, DECAY = 50, 12, 16, 3, 0.01
 ARGV = ["--synthetic", IMAGES, "--image-size", SIZE, "--batch-size", BATCH, "--seed", SEED]
 ARGV += ["--weight-decay", DECAY, "--lr", 2.0, "--workers", 0, "--print-freq", 1]
-
-
-def proof(*rows: Any) -> list:
-    """Rows of a table for `make proof` alone: what they try runs through the same code."""
-    return [pytest.param(row, marks=pytest.mark.proof) for row in rows]
 
 
 # ----------------------------------------------------------------------- what runs in the processes
@@ -274,19 +262,16 @@ def test_bf16_counts_no_skips(train: Callable) -> None:
 # ---------------------------------------------------------------------- both: clipping and resuming
 
 
-# Of weights, in 4 steps; those of O2 have 11 bits.
-TOLERANCES = {"fp16": 2e-5, "O2": 1e-3, "bf16": 2e-4, "fp32": 1e-6, "O1": 2e-5}
-
-
-@pytest.mark.parametrize("kind", ["fp16", "O2", *proof("bf16", "fp32", "O1")])
+@pytest.mark.parametrize("kind", ["fp16", "O2"])
 def test_clip(kind: str, train: Callable, tmp_path: Path) -> None:
     """Bounded is what the weights are updated by: not its multiple by the loss scale, and the
-    average over the ranks. To the fp32 steps of a loop by hand, as far as 16 bits can tell."""
+    average over the ranks."""
     clip = 0.05  # of a norm around 1
     got = train(kind, "--epochs", 1, "--clip-grad", clip, world_size=2)[0]["weights"]
     bound, _ = train_by_hand(tmp_path / "run", clip=clip)
     free, _ = train_by_hand(tmp_path / "run")
-    assert (got - bound).abs().max() < TOLERANCES[kind] < (got - free).abs().max() / 5
+    tolerance = 2e-5 if kind == "fp16" else 1e-3  # the weights of O2 have 11 bits
+    assert (got - bound).abs().max() < tolerance < (got - free).abs().max() / 5
 
 
 def scaling(state: dict) -> tuple[float, int] | None:
@@ -299,7 +284,11 @@ def scaling(state: dict) -> tuple[float, int] | None:
     return saved["loss_scaler0"]["loss_scale"], saved["loss_scaler0"]["unskipped"]
 
 
-@pytest.mark.parametrize("kind", ["fp16", "O1", "O2", *proof("bf16", "fp32", "O0", "O3")])
+@pytest.mark.parametrize(
+    "kind",
+    ["fp16", "O1", "O2"]
+    + [pytest.param(kind, marks=pytest.mark.proof) for kind in ("bf16", "fp32", "O0", "O3")],
+)
 def test_resume_bit_for_bit(kind: str, train: Callable, tmp_path: Path) -> None:
     """Dropout, BatchNorm, momentum, and where there is one the scale and the steps since it
     changed. With O2 nearly so: Apex makes the fp32 weights behind the model's fp16 ones anew, from
@@ -329,16 +318,12 @@ FRESH = (65536.0, 4)  # the usual first scale, four steps later
     ("first", "then", "scale"),
     [
         ("02", "fp16", FRESH),
-        ("fp16 --loss-scale 1024", "bf16", None),
         ("fp16 --loss-scale 1024", "02", None),
         ("fp16 --loss-scale 1024", "O1", FRESH),
         ("O1", "fp16", FRESH),
         ("O1", "O1 --loss-scale 128", (128.0, 4)),
-        ("O1", "O3", (1.0, 4)),
-        ("O0", "O1", FRESH),
         ("O1 --loss-scale 128", "O1", FRESH),
         ("O2", "02", None),
-        pytest.param("O3", "02", None, marks=pytest.mark.proof),
     ],
 )
 def test_resume_across_kinds(
@@ -363,13 +348,10 @@ def test_resume_across_kinds(
 
 PASSED = "start it by: torchrun"  # what comes after all checks: there is no launcher here
 BUILD = "git clone -b 25.05 https://github.com/NVIDIA/apex"
-AMP_DTYPE = "--amp-dtype and --compile are not for --impl apex"
 NEEDED = {  # what the installed Apex lacks of the stand-in's files
     "pypi": ("apex/a", "apex/m", "apex/o", "apex/p", "amp_C"),
-    "new": ("apex/amp", "apex/parallel", "amp_C"),
     "new+kernels": ("apex/amp", "apex/parallel"),
     "25.05": "amp_C",
-    "25.05+kernels": "nothing",
 }
 
 
@@ -379,17 +361,14 @@ NEEDED = {  # what the installed Apex lacks of the stand-in's files
         ("--impl apex", "none", True, f"Apex is not installed: {BUILD}"),
         ("--impl apex", "pypi", True, "PyPI's, not NVIDIA's: pip uninstall apex; git clone"),
         ("--impl apex", "new+kernels", True, "newer than 25.05 and has no amp"),
-        ("--fused-sgd", "new", True, f"--fused-sgd needs Apex with its CUDA kernels: {BUILD}"),
         ("--fused-sgd", "new+kernels", True, PASSED),
         ("--fused-sgd", "new+kernels", False, "Apex needs a GPU"),
         ("--impl apex", "25.05", True, PASSED),
         ("--impl apex --fused-sgd", "25.05", True, "--fused-sgd needs Apex with its CUDA kernels"),
-        ("--impl apex --amp-dtype fp16", "25.05", True, AMP_DTYPE),
-        ("--impl apex --compile", "25.05", True, AMP_DTYPE),
+        ("--impl apex --amp-dtype fp16", "25.05", True, "are not for --impl apex"),
         ("--opt-level O2", "25.05", True, "--opt-level needs --impl apex"),
         ("--impl apex --keep-batchnorm-fp32 True", "25.05", True, "needs --impl apex --opt-level"),
         ("--loss-scale 8", "none", False, "--loss-scale needs --amp-dtype fp16 or --impl apex"),
-        ("--clip-grad nan", "none", False, "--clip-grad nan is out of range"),
     ],
 )
 def test_refusals(argv: str, package: str, gpu: bool, said: str, tmp_path: Path) -> None:
@@ -424,31 +403,31 @@ def test_apex_in_fp32_is_native_in_fp32(extra: str, train: Callable) -> None:
     assert torch.allclose(apex[0]["weights"], native[0]["weights"], rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("kind", ["O1", "O2 --fused-sgd", *proof("O0", "O3")])
+@pytest.mark.parametrize("kind", ["O1", "O2 --fused-sgd"])
 def test_apex(kind: str, train: Callable, tmp_path: Path) -> None:
     """What Apex is asked to do, in which order, in which types, where one rank of two overflows
     and all leave the step out; a scale that grows is no such step. It learns, and what it saved
     evaluates the same."""
     level, *fused = kind.split()
-    bursts = (0, 3) if level in ("O1", "O2") else ()
+    bursts = (0, 3)
     steps = ["skip" if step in bursts else "step" for step in range(24)]
     expected = ["set_device", "init_process_group", *(["FusedSGD"] if fused else [])]
     expected += ["initialize", "DistributedDataParallel"]
     for step in steps:
         expected += ["zero_grad", "scale_loss", "backward", "master_params", step]
-    weights = "torch.float16" if level in ("O2", "O3") else "torch.float32"
+    weights = "torch.float16" if level == "O2" else "torch.float32"
     logits = torch.float16 if level == "O1" else torch.float32
     for seen in train(kind, "--epochs", 6, world_size=2, bursts=bursts):
         assert seen["calls"] == expected
         assert seen["apex"] == dict(opt_level=level, loss_scale=None, keep_batchnorm_fp32=None)
         assert seen["logits"] == {(mode, logits, weights) for mode in (True, False)}
-        assert torch.equal(seen["weights"][3], seen["weights"][2]) == bool(bursts)
+        assert torch.equal(seen["weights"][3], seen["weights"][2])
     assert column(tmp_path / "run", "train", "skipped") == [int(step == "skip") for step in steps]
-    scales = [2.0**15] * 3 + [2.0**14] * 20 + [2.0**15] if bursts else [1.0] * 24
+    scales = [2.0**15] * 3 + [2.0**14] * 20 + [2.0**15]
     assert column(tmp_path / "run", "train", "loss_scale") == scales
     assert learned(tmp_path / "run")
     state = load_state(tmp_path / "run/checkpoint.pt")
-    assert scaling(state) == (scales[-1], 0 if bursts else 24)
+    assert scaling(state) == (scales[-1], 0)
     assert {value.dtype for value in state["model"].values()} == {torch.float32}
     again = ["--epochs", 6, "--resume", tmp_path / "run/checkpoint.pt", "--evaluate"]
     train(kind, *again, name="again", world_size=2)
@@ -466,31 +445,6 @@ def test_apex_arguments(train: Callable) -> None:
     assert "convert_syncbn_model" in seen["calls"]
 
 
-DOUBLES = torch.ones(4, dtype=torch.float64)
-
-
-@pytest.mark.parametrize(
-    ("words", "program"),
-    [
-        ("come AFTER", lambda m, o: stand_in.initialize(nn.DataParallel(m), o)),
-        ("that is fp32", lambda m, o: stand_in.initialize(m.half(), o)),
-        ("schedules come after", lambda m, o: stand_in.initialize(m, LambdaLR(o, float).optimizer)),
-        ("comes first", lambda m, o: stand_in.initialize(stand_in.convert_syncbn_model(m), o)),
-        ("do not know", lambda m, o: (stand_in.initialize(m, o), torch.ones(4) + DOUBLES)),
-    ],
-)  # fmt: skip
-def test_the_stand_in_is_strict(words: str, program: Callable, tmp_path: Path) -> None:
-    """A rule of Apex, broken, is an error: a run without one has kept them."""
-    model = Stateful(10)
-    with (
-        stand_in.in_use(load_chapter(CHAPTER), tmp_path),
-        mock.patch("torch.distributed.is_initialized", lambda: True),
-        pytest.raises(RuntimeError, match=words),
-    ):
-        stand_in.set_device(torch.device("cuda", 0))
-        program(model, SGD(model.parameters(), 0.1))
-
-
 # ------------------------------------------------------------------------- Apex itself, on its GPUs
 
 
@@ -499,10 +453,6 @@ GPUS, FOUND = torch.cuda.device_count(), importlib.util.find_spec("apex")
 FOLDERS = FOUND.submodule_search_locations or [] if FOUND else []
 AMP = GPUS and any(Path(folder, "amp").is_dir() for folder in FOLDERS)
 KERNELS = GPUS and FOUND and importlib.util.find_spec("amp_C")
-NEEDS = {
-    "--impl": pytest.mark.skipif(not AMP, reason="needs a GPU and Apex tag 25.05"),
-    "--fused-sgd": pytest.mark.skipif(not KERNELS, reason="needs a GPU and Apex with its kernels"),
-}
 LEVELS = [f"--impl apex --opt-level O{level}" for level in (0, 1, 2, 3)]
 FUSED = [f"--fused-sgd --amp-dtype {dtype}" for dtype in ("bf16", "fp16", "fp32")]
 MORE = [f"{LEVELS[1]} {words}" for words in ("--sync-bn", "--loss-scale 128")]
@@ -510,15 +460,13 @@ MORE += [f"{LEVELS[2]} --keep-batchnorm-fp32 True"]
 MORE += [f"{level} {word}" for level in LEVELS[1:3] for word in ("--clip-grad 1", "--fused-sgd")]
 
 
-def on_gpus(*rows: str) -> list:
-    """Flags, each with a mark for what they need."""
-    marks = [[mark for flag, mark in NEEDS.items() if flag in row] for row in rows]
-    return [pytest.param(row, marks=mark) for row, mark in zip(rows, marks, strict=True)]
-
-
 def launch_on_gpus(cwd: Path, name: str, *argv: Any) -> list[float]:
     """The chapter as a reader starts it; the losses of its steps. Apex warns that it is deprecated,
     which is no error."""
+    if "--impl" in argv and not AMP:
+        pytest.skip("needs a GPU and Apex tag 25.05")
+    if "--fused-sgd" in argv and not KERNELS:
+        pytest.skip("needs a GPU and Apex with its kernels")
     words = ["--arch", "resnet18", "--synthetic", 256, "--image-size", 64, "--batch-size", 64]
     words += ["--workers", 0, "--print-freq", 1, "--lr", 0.2, "--epochs", 4, "--output-dir", name]
     result = launch(CHAPTER, [*words, *argv], cwd, GPUS, 300, {"PYTHONWARNINGS": "default"})
@@ -526,33 +474,21 @@ def launch_on_gpus(cwd: Path, name: str, *argv: Any) -> list[float]:
     return column(cwd / name, "train", "loss")
 
 
-@pytest.mark.parametrize("argv", on_gpus(*LEVELS, *FUSED, *MORE))
+@pytest.mark.parametrize("argv", [*LEVELS, *FUSED, *MORE])
 def test_real_training(argv: str, tmp_path: Path) -> None:
-    """It learns, and what it saved is fp32 that torch alone can go on from."""
+    """It learns; what it saved is fp32, from which it goes on, and so does torch alone."""
     losses = launch_on_gpus(tmp_path, "run", *argv.split())
     assert all(map(math.isfinite, losses)) and losses[-1] < 0.7 * losses[0], losses
     assert sum(column(tmp_path / "run", "train", "skipped")) < len(losses) / 2
     state = load_state(tmp_path / "run/checkpoint.pt")
     floats = [value for value in state["model"].values() if value.is_floating_point()]
     assert {value.dtype for value in floats} == {torch.float32}
-    go_on = ["--resume", "run/checkpoint.pt", "--epochs", 5, "--amp-dtype", "bf16"]
-    assert launch_on_gpus(tmp_path, "on", *go_on)[0] < losses[0]
+    go_on = ["--resume", "run/checkpoint.pt", "--epochs", 5]
+    assert launch_on_gpus(tmp_path, "on", *go_on, *argv.split())[0] < losses[0]
+    assert launch_on_gpus(tmp_path, "native", *go_on, "--amp-dtype", "bf16")[0] < losses[0]
 
 
-@pytest.mark.parametrize("argv", on_gpus(*LEVELS[1:3]))
-def test_real_apex_resumes(argv: str, tmp_path: Path) -> None:
-    """It goes on with its scale, near to where the uninterrupted run gets: cuDNN adds in an order
-    of its own, so not bit for bit."""
-    losses = launch_on_gpus(tmp_path, "run", *argv.split())
-    go_on = ["--resume", "run/checkpoint.pt", "--epochs", 6]
-    assert launch_on_gpus(tmp_path, "on", *argv.split(), *go_on)[0] < losses[0]
-    saved, end = (scaling(load_state(tmp_path / n / "checkpoint.pt")) for n in ("run", "on"))
-    skipped = sum(column(tmp_path / "on", "train", "skipped"))
-    assert end[0] == saved[0] / 2**skipped
-    assert skipped or end[1] == saved[1] + 8
-
-
-@pytest.mark.parametrize("argv", on_gpus(LEVELS[0], *FUSED))
+@pytest.mark.parametrize("argv", [LEVELS[0], *FUSED])
 def test_real_apex_is_near_to_native(argv: str, tmp_path: Path) -> None:
     """O0 is native fp32, FusedSGD torch's SGD: the same losses for a few steps, before rounding
     tells."""

@@ -249,7 +249,7 @@ def trained(
     arguments and its output."""
     folder = tmp_path_factory.mktemp("trained")
     argv = ["--data", image_folder, "--arch", "resnet18", "--image-size", "32", "--epochs", 1]
-    argv += ["--batch-size", 6, "--lr", 0.02, "--workers", 0]
+    argv += ["--batch-size", 6, "--lr", 0.02, "--seed", 2, "--workers", 0]
     more = ["--save-predictions", folder / "1.csv"] if request.param == EVAL else []
     run_main(crew, request.param, 2, [*argv, "--output-dir", folder / "run", *more])
     yield request.param, argv, folder

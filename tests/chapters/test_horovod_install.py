@@ -41,42 +41,29 @@ def install(folder: Path, *argv: str, **env: str) -> Result:
     return result
 
 
-def assert_one_line(result: Result, words: str) -> None:
-    """It failed, and its only complaint is one line with the words."""
-    assert result.returncode != 0, result.output
-    assert result.stderr.startswith("error: "), result.output
-    assert result.stderr.count("\n") == 1 and words in result.stderr, result.output
-
-
 def test_mistakes(tmp_path: Path) -> None:
-    """-I -S hides what is installed, as an environment without torch would."""
-    assert_one_line(install(tmp_path / "a", "--gpu"), "unknown argument --gpu")
-    assert_one_line(install(tmp_path / "b", PYTHON="no-such-python"), "no no-such-python here")
-    bare = tmp_path / "python"
-    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
-    bare.chmod(0o755)
-    assert_one_line(install(tmp_path / "c", PYTHON=str(bare)), "has no torch")
-
-
-def test_no_compiler(tmp_path: Path) -> None:
-    """A PATH with little more than a shell: one line names all that is missing."""
-    tools = tmp_path / "bin"
+    """-I -S hides what is installed, as an environment without torch would; a PATH with little
+    more than a shell lacks all compilers; the toolkit at hand is of another CUDA than torch's."""
+    bare, nvcc, tools = (tmp_path / name for name in ("python", "bin/nvcc", "tools"))
+    for path, text in (bare, f'exec "{sys.executable}" -I -S "$@"'), (nvcc, "echo release 8.0,"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
     tools.mkdir()
     for name in ("bash", "basename", "mktemp", "rm", "uname"):
         (tools / name).symlink_to(shutil.which(name))
-    result = install(tmp_path, "--cpu", PATH=str(tools), CXX="")
-    assert_one_line(result, "missing: g++ cmake make")
-    assert "apt-get install" in result.stderr
-
-
-def test_nccl_without_a_toolkit(tmp_path: Path) -> None:
-    """--nccl does not fall back to the CPU. The toolkit at hand is of another CUDA than torch's."""
-    nvcc = tmp_path / "bin" / "nvcc"
-    nvcc.parent.mkdir()
-    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 8.0, V8.0.61'\n")
-    nvcc.chmod(0o755)
-    result = install(tmp_path, "--nccl", CUDA_HOME=str(tmp_path))
-    assert_one_line(result, "no nvcc of CUDA 99")
+    few = {"PATH": str(tools), "CXX": ""}
+    for number, (argv, env, says) in enumerate([
+        (["--gpu"], {}, "unknown argument --gpu"),
+        ([], {"PYTHON": "no-such-python"}, "no no-such-python here"),
+        ([], {"PYTHON": str(bare)}, "has no torch"),
+        (["--cpu"], few, "missing: g++ cmake make"),
+        (["--nccl"], {"CUDA_HOME": str(tmp_path)}, "no nvcc of CUDA 99"),
+    ]):  # fmt: skip
+        result = install(tmp_path / str(number), *argv, **env)
+        assert result.returncode != 0, result.output
+        assert result.stderr.startswith("error: "), result.output
+        assert result.stderr.count("\n") == 1 and says in result.stderr, result.output
 
 
 def test_other_source_is_refused(tmp_path: Path) -> None:

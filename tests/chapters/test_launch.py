@@ -27,7 +27,6 @@ from harness import (
     start,
 )
 from slurm import shared_cluster
-from tiers import table
 
 HUB, SPAWNS = "02_distributed", "03_multiprocessing"
 
@@ -36,7 +35,8 @@ ARGV = ["--synthetic", "40", *TINY, "--epochs", "1"]
 on_cpu = {"CUDA_VISIBLE_DEVICES": ""}
 
 
-@pytest.mark.parametrize("chapter", table([HUB, SPAWNS], [SPAWNS]))
+@pytest.mark.proof
+@pytest.mark.parametrize("chapter", [HUB, SPAWNS])
 def test_two_jobs_at_once(chapter: str, tmp_path: Path) -> None:
     """On one machine, started together: no port and no file in common."""
     jobs = [
@@ -51,31 +51,16 @@ def test_two_jobs_at_once(chapter: str, tmp_path: Path) -> None:
     assert_same(a["model"], b["model"])
 
 
-def nodes(chapter: str, node: int, port: int) -> list:
-    """The command of one of two machines, each with one process."""
-    argv = [*ARGV, "--output-dir", "run"]
-    script = ROOT / chapter / "main.py"
-    if chapter == SPAWNS:
-        where = ["--nprocs", 1, "--nnodes", 2, "--node-rank", node]
-        return [sys.executable, script, *argv, *where, "--master-port", port]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", 2, "--nproc-per-node", 1]
-    return [
-        *torchrun,
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        f"localhost:{port}",
-        script,
-        *argv,
-    ]
-
-
-@pytest.mark.parametrize("chapter", table([HUB, SPAWNS], [SPAWNS]))
-def test_two_nodes(chapter: str, crew: Crew, tmp_path: Path) -> None:
-    """Two launchers that meet on loopback stand for two machines: the job is one, and of its two
-    local ranks 0 only the global rank 0 writes. Its result is that of two local processes."""
+def test_two_nodes(crew: Crew, tmp_path: Path) -> None:
+    """Two parents of 03 that meet on loopback stand for two machines: one job, and of its two
+    local ranks 0 only the global rank 0 writes. Its result is that of two local processes. (For
+    torchrun, test_slurm.py has machines with networks of their own.)"""
     port = free_port()
-    started = [start(nodes(chapter, node, port), tmp_path, on_cpu) for node in range(2)]
+    argv = [*ARGV, "--output-dir", "run", "--nnodes", "2", "--master-port", port]
+    started = [
+        start(command_for(SPAWNS, [*argv, "--node-rank", node], 1), tmp_path, on_cpu)
+        for node in range(2)
+    ]
     results = [finish(node, 240) for node in started]
     outputs = results[0].output + results[1].output
     assert [result.returncode for result in results] == [0, 0], outputs
@@ -85,7 +70,7 @@ def test_two_nodes(chapter: str, crew: Crew, tmp_path: Path) -> None:
         assert sum(line.startswith(event + "  ") for line in outputs.splitlines()) == 1
 
     argv = [*ARGV, "--output-dir", str(tmp_path / "local")]
-    for answer in crew.run(call_main, chapter, argv, world_size=2):
+    for answer in crew.run(call_main, SPAWNS, argv, world_size=2):
         assert answer["exit"] is None, answer
     two_nodes, one_node = (load_state(tmp_path / f"{n}/checkpoint.pt") for n in ("run", "local"))
     assert_same(two_nodes["model"], one_node["model"])
@@ -102,15 +87,6 @@ def test_docstring_commands_parse(chapter: str) -> None:
         words = after.split()
         args, unknown = load_chapter(chapter).build_parser().parse_known_args(words)
         assert not unknown and (args.data or args.synthetic), line
-
-
-@pytest.mark.proof
-def test_it_learns_from_a_warning_in_torch(tmp_path: Path) -> None:
-    """The setting that turns torch's FutureWarning into an error works in a launched process."""
-    script = tmp_path / "old.py"
-    script.write_text("import torch\ntorch.cuda.amp.GradScaler()\n")
-    result = finish(start([sys.executable, script], tmp_path), 120)
-    assert result.returncode != 0 and "FutureWarning" in result.stderr
 
 
 README_LINES = re.search(r"```bash\n(TRY=.*?)```", (ROOT / "README.md").read_text(), re.S)[1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 from harness import ROOT, SLURM, Result, events, finish, load_chapter, load_state, rows, run, start
 from plain_training import ARGV, BATCH, EPOCHS, HIGH_RATE, IMAGES, assert_is_plain_training
-from slurm import MiniSlurm, mini_slurm, needs_slurm
+from slurm import MINI_SLURM, MiniSlurm, mini_slurm
 from with_tiny_model import tiny_float64
 
 pytestmark = pytest.mark.xdist_group("slurm")
@@ -70,22 +71,6 @@ chapter.to_device = counting
 if __name__ == "__main__":
     chapter.main()
 """
-# The same without any training: in its first start it waits to be told to stop, then it ends.
-IDLE = """
-import json, os, signal, sys, time
-from pathlib import Path
-
-asked, began = [], os.environ.get("SLURM_RESTART_COUNT", "0")
-for number in (signal.SIGUSR1, signal.SIGTERM):
-    signal.signal(number, lambda *_: asked.append(True))
-Path(f"waits.{began}.{os.environ.get('RANK', 0)}").touch()
-deadline = time.monotonic() + 100
-while began == "0" and not asked and time.monotonic() < deadline:
-    time.sleep(0.02)
-with Path(sys.argv[sys.argv.index("--output-dir") + 1], "metrics.jsonl").open("a") as file:
-    file.write(json.dumps({"event": "stopped" if asked else "end"}) + "\\n")
-sys.exit(75 if asked else 0)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +81,14 @@ def slurm() -> Iterator[MiniSlurm]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a folder as a user has it, with something in the place of the chapters."""
+def folder(tmp_path: Path) -> Callable[[str], Path]:
+    """Makes a folder as a user has it, with the stand-in in the place of the chapters."""
 
-    def make(name: str, text: str = STAND_IN) -> Path:
+    def make(name: str) -> Path:
         here = tmp_path / name
         for chapter in (HUB, SLURM):
             (here / chapter).mkdir(parents=True)
-            script = text.replace("SUPPORT", repr(str(ROOT / "tests/support")))
+            script = STAND_IN.replace("SUPPORT", repr(str(ROOT / "tests/support")))
             (here / chapter / "main.py").write_text(script.replace("CHAPTER", repr(chapter)))
         return here
 
@@ -141,9 +126,7 @@ class Job:
         # Without the mark of the test: the job lives longer than the sbatch that started it.
         user = ["env", "-u", "LAUNCHED_BY_TEST", PATH, f"WAITS={json.dumps(waits)}"]
         sbatch = ["sbatch", "--parsable", *ask.split(), script, *TRAINING, *argv]
-        result = run(slurm.user(*user, *sbatch), here, 30)
-        assert result.returncode == 0, result.output
-        self.id = result.stdout.strip()
+        self.id = slurm.checked(*user, *sbatch, cwd=here).strip()
         self.run_dir = here / f"runs/imagenet-{self.id}"
 
     def __str__(self) -> str:
@@ -153,14 +136,14 @@ class Job:
         return "\n".join([str(self.now()), *texts])
 
     def now(self) -> dict[str, str]:
-        return self.slurm.job(int(self.id))
+        text = self.slurm.checked("scontrol", "show", "job", "--oneliner", self.id)
+        return dict(re.findall(r"(\S+?)=(\S*)", text))
 
     def until_waiting(self, began: int, *ranks: int) -> None:
         """Until these ranks of a start have come to where they wait."""
 
         def there() -> bool:
-            state = self.now()["JobState"]
-            assert state not in ("FAILED", "COMPLETED", "CANCELLED", "TIMEOUT"), str(self)
+            assert self.now()["JobState"] not in ("FAILED", "COMPLETED"), str(self)
             return all((self.here / f"waits.{began}.{rank}").exists() for rank in ranks)
 
         until(there, lambda: f"start {began} of a job did not come so far\n{self}")
@@ -168,10 +151,12 @@ class Job:
     def tell_to_stop(self) -> None:
         self.slurm.checked("scancel", "--signal=USR1", self.id)
 
-    def assert_ended(self, restarts: int) -> None:
-        """Completed, after so many restarts; and its log is that of all of its starts."""
-        job = self.slurm.wait(int(self.id), timeout=150)
-        assert (job["JobState"], job["Restarts"]) == ("COMPLETED", str(restarts)), str(self)
+    def assert_ended(self, state: str, restarts: int) -> None:
+        """In this state, after so many restarts; and its log is that of all of its starts."""
+        ends = ("COMPLETED", "FAILED", "CANCELLED")
+        until(lambda: self.now()["JobState"] in ends, lambda: str(self))
+        job = self.now()
+        assert (job["JobState"], job["Restarts"]) == (state, str(restarts)), str(self)
         (log,) = self.here.glob("imagenet-*.log")
         starts = [line[:8] for line in log.read_text().splitlines() if line.startswith("start ")]
         assert starts == [f"start {number} " for number in range(restarts + 1)], str(self)
@@ -179,43 +164,35 @@ class Job:
 
 # ------------------------------------------------------------------------------------------- srun
 
-# For each task of a request: its node, the GPUs that it sees, and for each of its processes the
-# rank and the local rank, of how many. test_slurm_ranks.py has more, of variables made up.
+# For each task of a request: its node, the GPUs that it sees, the rank and the local rank, of how
+# many. test_slurm_ranks.py has more, of variables made up.
 REQUESTS = {
     "--nodes 2 --ntasks-per-node 2 --gres gpu:2 --distribution cyclic": [
         "n1 0,1: 0/4 0/2", "n2 0,1: 1/4 0/2", "n1 0,1: 2/4 1/2", "n2 0,1: 3/4 1/2",
     ],
     "--nodes 1 --ntasks 2 --gpus-per-task 1": ["n1 0: 0/2 0/2", "n1 1: 1/2 1/2"],
-    "--nodes 2 --ntasks-per-node 1 --gres gpu:2": [
-        "n1 0,1: 0/4 0/2 1/4 1/2", "n2 0,1: 2/4 0/2 3/4 1/2",
-    ],
     "--nodes 2 --ntasks 3": ["n1 -: 0/3 0/2", "n1 -: 1/3 1/2", "n2 -: 2/3 0/1"],
 }  # fmt: skip
 TELL = "import json, os; open(os.environ['SLURM_PROCID'], 'w').write(json.dumps(dict(os.environ)))"
 
 
-@needs_slurm
 @pytest.mark.parametrize("ask", REQUESTS)
 def test_places_of_real_tasks(ask: str, slurm: MiniSlurm, tmp_path: Path) -> None:
     """What this Slurm sets for its tasks is what the chapter reads."""
-    result = slurm.srun([*ask.split(), sys.executable, "-c", TELL], cwd=tmp_path)
-    assert result.returncode == 0, result.output
+    slurm.checked("srun", *ask.split(), sys.executable, "-c", TELL, cwd=tmp_path)
     seen = []
     for number in range(len(REQUESTS[ask])):
         env = json.loads((tmp_path / str(number)).read_text())
-        places = load_chapter(SLURM).places_of_task(env, 0)
-        ranks = [
-            "{RANK}/{WORLD_SIZE} {LOCAL_RANK}/{LOCAL_WORLD_SIZE}".format(**place)
-            for place in places
-        ]
+        (place,) = load_chapter(SLURM).places_of_task(env, 0)
+        rank = "{RANK}/{WORLD_SIZE} {LOCAL_RANK}/{LOCAL_WORLD_SIZE}".format(**place)
         gpus = env.get("CUDA_VISIBLE_DEVICES") or "-"
-        seen.append(f"{env['SLURMD_NODENAME']} {gpus}: {' '.join(ranks)}")
-        assert places[0]["MASTER_ADDR"] == ("n1" if "nodes 2" in ask else "127.0.0.1")
+        seen.append(f"{env['SLURMD_NODENAME']} {gpus}: {rank}")
+        assert place["MASTER_ADDR"] == ("n1" if "nodes 2" in ask else "127.0.0.1")
     assert seen == REQUESTS[ask]
 
 
-@needs_slurm
-def test_a_task_that_starts_its_processes(slurm: MiniSlurm, folder: Callable[..., Path]) -> None:
+@pytest.mark.proof
+def test_a_task_that_starts_its_processes(slurm: MiniSlurm, folder: Callable[[str], Path]) -> None:
     """srun hands a signal on to its task, and that to the two processes that it has started."""
     here = folder("spawn")
     command = ["srun", "--ntasks", 1, "python", "06_slurm/main.py", *TRAINING, "--output-dir", here]
@@ -233,8 +210,7 @@ def test_a_task_that_starts_its_processes(slurm: MiniSlurm, folder: Callable[...
     assert (state["epoch"], state["step_in_epoch"], state["global_step"]) == (1, 2, 6)
 
 
-@needs_slurm
-def test_torchrun_on_two_machines(slurm: MiniSlurm, folder: Callable[..., Path]) -> None:
+def test_torchrun_on_two_machines(slurm: MiniSlurm, folder: Callable[[str], Path]) -> None:
     """Chapter 02 without Slurm, as its docstring says: each machine is reached by its own address
     only."""
     here = folder("hub")
@@ -253,14 +229,13 @@ def test_torchrun_on_two_machines(slurm: MiniSlurm, folder: Callable[..., Path])
 # ------------------------------------------------------------------------------------------ jobs
 
 
-@needs_slurm
-def test_a_job_that_is_interrupted(slurm: MiniSlurm, folder: Callable[..., Path]) -> None:
+def test_a_job_that_is_interrupted(slurm: MiniSlurm, folder: Callable[[str], Path]) -> None:
     """A rank on each of two machines, told to stop inside the second epoch: requeued, it goes on
     there and ends as if nothing had been. A log of its own for each rank."""
     job = Job(slurm, folder("job"), PER_GPU, A_RANK_ON_EACH_NODE, waits={"0": [5, []]})
     job.until_waiting(0, 0, 1)
     job.tell_to_stop()
-    job.assert_ended(restarts=1)
+    job.assert_ended("COMPLETED", restarts=1)
     said = [(row["event"], row["step"]) for row in events(job.run_dir)][7:10]
     assert said == [("train", 6), ("stopped", 6), ("start", 6)]
     assert_whole(job.run_dir, resumed=[0, 6])
@@ -269,36 +244,12 @@ def test_a_job_that_is_interrupted(slurm: MiniSlurm, folder: Callable[..., Path]
     assert [log.count("start  epoch") for log in logs] == [2, 0]
 
 
-@needs_slurm
-def test_a_job_with_torchrun(slurm: MiniSlurm, folder: Callable[..., Path]) -> None:
-    """The signal reaches torchrun too, which it must not end; and the two meet again."""
-    ask = "--nodes 1 --ntasks-per-node 1 --gres none --cpus-per-task 2"
-    job = Job(slurm, folder("torchrun", IDLE), TORCHRUN, ask, waits={})
-    job.until_waiting(0, 0, 1)
-    job.tell_to_stop()
-    job.assert_ended(restarts=1)
-    assert {row["event"] for row in events(job.run_dir)[:-2]} == {"stopped"}
-    assert (job.run_dir / "node0.log").exists() and (job.here / "waits.1.1").exists()
-
-
-@needs_slurm
-def test_a_job_that_is_cancelled(slurm: MiniSlurm, folder: Callable[..., Path]) -> None:
-    """Its ranks cannot tell this from a stop, but it stays cancelled."""
-    ask = "--nodes 1 --ntasks-per-node 1 --gres gpu:1 --cpus-per-task 1"
-    job = Job(slurm, folder("cancelled", IDLE), PER_GPU, ask, waits={})
-    job.until_waiting(0, 0)
-    slurm.checked("scancel", job.id)
-    until((job.run_dir / "metrics.jsonl").exists, lambda: str(job))
-    slurm.wait(int(job.id), "CANCELLED")
-    time.sleep(1)
-    assert (job.now()["JobState"], job.now()["Restarts"]) == ("CANCELLED", "0"), str(job)
-
-
-@needs_slurm
 @pytest.mark.proof
-def test_jobs_that_are_interrupted_otherwise(slurm: MiniSlurm, folder: Callable[..., Path]) -> None:
-    """By what Slurm does when it takes the nodes, and then hit by a node that dies; and with a
-    torchrun on each node, by SIGUSR1."""
+def test_jobs_that_are_interrupted_otherwise(
+    slurm: MiniSlurm, folder: Callable[[str], Path]
+) -> None:
+    """By what Slurm does when it takes the nodes, and then hit by a node that dies; with a torchrun
+    on each node, by SIGUSR1; and cancelled, which the ranks cannot tell from a stop."""
     here = folder("srun")
     (here / "meet").mkdir()
     ask, waits = A_RANK_ON_EACH_NODE, {"0": [5, []], "1": [3, [1]]}
@@ -307,7 +258,7 @@ def test_jobs_that_are_interrupted_otherwise(slurm: MiniSlurm, folder: Callable[
 
     torchrun_job.until_waiting(0, 0, 1)
     torchrun_job.tell_to_stop()
-    torchrun_job.assert_ended(restarts=1)
+    torchrun_job.assert_ended("COMPLETED", restarts=1)
     assert_whole(torchrun_job.run_dir, resumed=[0, 6])
 
     srun_job.until_waiting(0, 0, 1)
@@ -317,22 +268,29 @@ def test_jobs_that_are_interrupted_otherwise(slurm: MiniSlurm, folder: Callable[
     slurm.checked("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
     until(lambda: srun_job.now()["Restarts"] == "2", lambda: f"not requeued\n{srun_job}")
     slurm.checked("scontrol", "update", "NodeName=n2", "State=RESUME")
-    srun_job.assert_ended(restarts=2)
+    srun_job.assert_ended("COMPLETED", restarts=2)
     # Killed after step 9; the last checkpoint was that of the epoch, after step 8.
     assert_whole(srun_job.run_dir, resumed=[0, 6, 8], last=9)
     # The killed start has left its file. Had the next one met there, it would have hung.
     assert [path.name for path in (here / "meet").iterdir()] == [f"rendezvous-{srun_job.id}-0-1"]
+
+    cancelled = Job(slurm, folder("cancelled"), PER_GPU, ask, waits={"0": [5, []]})
+    cancelled.until_waiting(0, 0, 1)
+    slurm.checked("scancel", cancelled.id)
+    until((cancelled.run_dir / "checkpoint.pt").exists, lambda: str(cancelled))
+    time.sleep(1)
+    cancelled.assert_ended("CANCELLED", restarts=0)
 
 
 # -------------------------------------------------------------------------------------- the files
 
 # Events of the run's log before, those of this start, srun's status, whether to requeue.
 STARTS = {
-    "has ended after a stop": ("start stopped", "start end", 0, False),
+    "has ended after a stop": ("stopped", "start end", 0, False),
     "was stopped": ("", "start stopped", 75, True),
-    "was stopped again, others were killed": ("start stopped", "start stopped", 143, True),
-    "has failed after a stop": ("start stopped", "start train", 1, False),
-    "has failed at once after a stop": ("start stopped", "", 1, False),
+    "was stopped again, others were killed": ("stopped", "start stopped", 143, True),
+    "has failed after a stop": ("stopped", "start train", 1, False),
+    "has failed at once after a stop": ("stopped", "", 1, False),
 }
 
 
@@ -345,24 +303,22 @@ def test_when_to_requeue(script: Path, began: str, tmp_path: Path) -> None:
     (tmp_path / SLURM).mkdir()
     (tmp_path / SLURM / "main.py").touch()
     log = tmp_path / "runs/imagenet-7/metrics.jsonl"
+    log.parent.mkdir(parents=True)
 
     def lines(words: str) -> str:  # as RunLog writes them
-        return "".join(json.dumps({"event": w, "time": 1.5}) + "\n" for w in words.split())
+        return "".join(json.dumps({"event": word}) + "\n" for word in words.split())
 
-    if before:
-        log.parent.mkdir(parents=True)
-        log.write_text(lines(before))
+    log.write_text(lines(before))
     (tmp_path / "added").write_text(lines(written))
-    write = f"cat added >>{log}" if written else ""
     for name, text in {
-        "srun": f"{write}\nexit {status}",
-        "scontrol": '[[ $1 == show ]] && echo n1 || echo "$@" >>requeued',
+        "srun": f"cat added >>{log}\nexit {status}",
+        "scontrol": '[[ $1 == show ]] && echo n1 || echo "$@" >>added',
     }.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     result = as_job(script, tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert result.returncode == status, result.output
-    asked = (tmp_path / "requeued").read_text() if (tmp_path / "requeued").exists() else ""
+    asked = (tmp_path / "added").read_text().removeprefix(lines(written))
     assert asked == ("requeue 7\n" if requeued else ""), result.output
 
 
@@ -384,5 +340,5 @@ def test_not_where_the_chapter_is(script: Path, tmp_path: Path) -> None:
     not shutil.which("shellcheck"), reason="needs shellcheck: apt-get install shellcheck"
 )
 def test_shellcheck(tmp_path: Path) -> None:
-    result = run(["shellcheck", PER_GPU, TORCHRUN], tmp_path, 60)
+    result = run(["shellcheck", PER_GPU, TORCHRUN, MINI_SLURM], tmp_path, 60)
     assert result.returncode == 0, result.output

@@ -285,7 +285,7 @@ def stale(chosen: list[Mutation]) -> list[str]:
         holding = [text for text in texts if mutation.old in text]
         if len(holding) < mutation.chapters:
             found.append(f"{mutation.name}: in {len(holding)} chapters")
-        for text in holding:
+        for text in holding[:1]:
             ast.parse(text.replace(mutation.old, mutation.new))
     return found
 

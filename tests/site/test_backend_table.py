@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import ROOT, TOOLS, finish, run, start
+from harness import ROOT, TOOLS, finish, start
 
 from tools.site import backend_table
 from tools.site.backend_table import TRIALS, attempt, dist
@@ -21,9 +21,9 @@ SHOWN = ROOT / "docs/assets/results/backends"
 RESULT = json.loads((SHOWN / "backends.json").read_text())
 TOOL = [sys.executable, TOOLS / "site/backend_table.py"]
 # One of each kind: to a peer, to all, objects, one that gloo lacks, an operation, a dtype.
-CELLS = ("functions/send with tag", "functions/all_to_all_single, unequal",
-         "functions/gather_object", "functions/all_gather, unequal sizes", "ops/AVG/all_reduce",
-         "ops/BXOR/reduce_scatter_tensor", "dtypes/float8_e4m3fn/broadcast")  # fmt: skip
+CELLS = ("functions/send with tag", "functions/gather_object",
+         "functions/all_gather, unequal sizes", "ops/BXOR/reduce_scatter_tensor",
+         "dtypes/float8_e4m3fn/broadcast")  # fmt: skip
 
 of_this_torch = pytest.mark.skipif(
     RESULT["torch"].split("+")[0] != torch.__version__.split("+")[0],
@@ -59,12 +59,12 @@ def test_cell_is_still_so(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @of_this_torch
 @pytest.mark.proof
-def test_all_cells_are_still_so() -> None:
-    result = run([*TOOL, "--check"], ROOT, 600)
-    assert result.returncode == 0 and result.stdout.endswith("all trials end as shown\n"), (
-        result.output
-    )
-    assert result.stdout.count(", gloo CPU, ") == len(TRIALS)
+def test_all_cells_are_still_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    trials = backend_table.run_all()["trials"]
+    said = {name: columns["gloo CPU"]["state"] for name, columns in trials.items()}
+    shown = RESULT["trials"].items()
+    assert said == {name: columns["gloo CPU"]["state"] for name, columns in shown}
 
 
 def hang(r: backend_table.Rank) -> None:
@@ -120,14 +120,6 @@ def test_nccl_takes_a_gpu_for_each_rank() -> None:
     ranks = [0, 1, 2] if dist.is_nccl_available() else [0, 0, 0]
     assert [backend_table.ranks_for("nccl CUDA", gpus) for gpus in (0, 1, 8)] == ranks
     assert [backend_table.ranks_for("gloo CUDA", gpus) for gpus in (0, 1, 8)] == [0, 2, 2]
-
-
-def test_differences_are_found() -> None:
-    fresh = json.loads(json.dumps(RESULT))
-    assert backend_table.differences(fresh, RESULT) == []
-    fresh["trials"]["functions/scatter"]["gloo CPU"] = {"state": "no", "says": "?"}
-    (line,) = backend_table.differences(fresh, RESULT)
-    assert line == "functions/scatter (gloo CPU): yes became no"
 
 
 def test_mistakes_get_one_line(tmp_path: Path) -> None:

@@ -1,16 +1,11 @@
 """A stand-in for NVIDIA's Apex at tag 25.05, for machines without a GPU.
 
-It has the functions that 04_apex calls, with the arguments that the chapter gives them, and raises
-where a rule is broken that Apex documents or checks, or that its examples keep. It calculates for
-real, on the CPU: it scales the loss, unscales the gradients, halves a dynamic scale and leaves out
-the step after an overflow, keeps fp32 copies of fp16 weights, and averages the gradients over gloo.
-
-That shows which calls the chapter makes, in which order, and that such a run trains. It is not
-Apex: the numerics of O1 to O3, the fused kernels, Apex's SyncBatchNorm (here a plain BatchNorm) and
-the overlap of its DistributedDataParallel are seen only on a GPU, with Apex.
-What it does was written from Apex's behaviour and none of its code. Compared by hand in 2026 with
-Apex's own sources, changed to run on one CPU: 16 steps of O0 to O3 had the same weights, scales and
-skipped steps, bit for bit, and so had resumed runs.
+It has the functions that 04_apex calls, and raises where a rule is broken that Apex documents or
+checks, or that its examples keep. It calculates for real, on the CPU, but is not Apex: the numerics
+of O1 to O3, the fused kernels, Apex's SyncBatchNorm (here a plain BatchNorm) and the overlap of its
+DistributedDataParallel are seen only on a GPU. Written from Apex's behaviour and none of its code.
+Compared by hand in 2026 with Apex's own sources, changed to run on one CPU: 16 steps of O0 to O3
+had the same weights, scales and skipped steps, bit for bit, and so had resumed runs.
 """
 
 from __future__ import annotations
@@ -309,16 +304,12 @@ class FusedSGD(SGD):
         super().__init__(params, lr, momentum, weight_decay=weight_decay)
         state.calls.append("FusedSGD")
 
-    def zero_grad(self) -> None:
-        """Without the argument that torch's optimizers have."""
-        super().zero_grad()
-
 
 # ---------------------------------------------------------------------- putting it where it is seen
 
 
 def write_files(folder: Path, without: str | tuple[str, ...] = "nothing") -> Path:
-    """A folder to be put on the path, less the packages whose names begin with `without`."""
+    """A folder for on_path, less the packages whose names begin with `without`."""
     for package, names in PACKAGES.items():
         if not package.startswith(without):
             (folder / package).mkdir(parents=True, exist_ok=True)
@@ -346,17 +337,15 @@ def on_path(folder: Path | None) -> Iterator[None]:
             del sys.modules[name]
 
 
-def set_device(device: torch.device) -> None:
-    """In place of torch.cuda.set_device."""
-    state.device = device
-    state.calls.append("set_device")
-
-
 @contextlib.contextmanager
 def in_use(chapter: types.ModuleType, folder: Path) -> Iterator[State]:
     """The chapter finds this Apex in the folder, and a GPU for each rank where it looks for one:
     in check_precision and setup_distributed. All else stays on the CPU, over gloo."""
     init_process_group = dist.init_process_group
+
+    def set_device(device: torch.device) -> None:
+        state.device = device
+        state.calls.append("set_device")
 
     def init_by_gloo(backend: str, *rest: Any, device_id: torch.device) -> None:
         rule(state.device == device_id, "init_process_group before torch.cuda.set_device")

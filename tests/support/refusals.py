@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import re
@@ -57,17 +56,10 @@ class Bomb:
         return open, ("exploded", "w")
 
 
-@functools.cache
-def keep_torch() -> None:
-    """Torch itself is never garbage: each later collection takes 0.2 s less. (Once: to ask gc how
-    much is frozen already takes as long.)"""
-    gc.freeze()
-
-
 def call(chapter: str, argv: list[str], cwd: Path, change: Callable = tiny) -> dict:
     """call_main in a folder, as on a machine without GPUs, and with something changed: a function
     of the chapter's module that returns a context."""
-    keep_torch()
+    gc.freeze()  # torch itself is never garbage: the collection below takes 0.1 s less
     before = os.getcwd()
     os.chdir(cwd)
     try:

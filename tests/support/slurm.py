@@ -5,12 +5,10 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import re
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +17,6 @@ import torch
 from harness import TOOLS, Result, free_port, run
 
 MINI_SLURM = TOOLS / "mini_slurm.sh"
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
 def slurm_is_here() -> bool:
@@ -29,9 +26,9 @@ def slurm_is_here() -> bool:
     return os.geteuid() == 0 and all(shutil.which(word, path=path) for word in words)
 
 
-needs_slurm = pytest.mark.skipif(
-    not slurm_is_here(), reason="needs Slurm as root: sudo tools/mini_slurm.sh install"
-)
+def skip_without_slurm() -> None:
+    if not slurm_is_here():
+        pytest.skip("needs Slurm as root: sudo tools/mini_slurm.sh install")
 
 
 class MiniSlurm:
@@ -60,42 +57,9 @@ class MiniSlurm:
         assert result.returncode == 0, result.output
         return result.stdout
 
-    def srun(self, args: Sequence, timeout: float = 60, cwd: Path | None = None) -> Result:
-        """Run srun to its end."""
-        return self.run("srun", *args, timeout=timeout, cwd=cwd)
-
-    def sbatch(self, script: Path, *args, cwd: Path | None = None) -> int:
-        """Submit a script, from its own folder by default."""
-        # Without the mark of tests/support/harness.py: the job goes on when sbatch has ended.
-        unmarked = ("env", "-u", "LAUNCHED_BY_TEST")
-        command = (*unmarked, "sbatch", "--parsable", *args, script)
-        return int(self.checked(*command, cwd=cwd or script.parent))
-
-    def job(self, job_id: int) -> dict[str, str]:
-        """What scontrol says about a job."""
-        text = self.checked("scontrol", "show", "job", "--oneliner", str(job_id))
-        return dict(re.findall(r"(\S+?)=(\S*)", text))
-
-    def wait(
-        self, job_id: int, states: str | Sequence[str] = ENDED, timeout: float = 60
-    ) -> dict[str, str]:
-        """Wait until a job is in one of the states."""
-        states = (states,) if isinstance(states, str) else states
-        deadline = time.monotonic() + timeout
-        while (job := self.job(job_id))["JobState"] not in states:
-            assert time.monotonic() < deadline, f"not {states} within {timeout} s: {job}"
-            time.sleep(0.2)
-        return job
-
     def on(self, node: str, *command) -> list:
         """The words that run a command on a node without Slurm, as if logged in there."""
         return self.user(MINI_SLURM, "exec", "--dir", self.folder, node, "--", *command)
-
-    def exec(
-        self, node: str, command: Sequence, timeout: float = 60, cwd: Path | None = None
-    ) -> Result:
-        """Run such a command to its end."""
-        return run(self.on(node, *command), cwd or Path.cwd(), timeout)
 
 
 def control(command: str, folder: Path, *args, timeout: float = 60) -> Result:
@@ -106,6 +70,7 @@ def control(command: str, folder: Path, *args, timeout: float = 60) -> Result:
 @contextmanager
 def mini_slurm(netns: bool = False) -> Iterator[MiniSlurm]:
     """A cluster that lives as long as the context. Its folder's name must be short."""
+    skip_without_slurm()
     folder = Path(tempfile.mkdtemp(prefix="mini-slurm-", dir="/tmp"))
     try:
         result = control("up", folder, *(["--netns"] if netns else []))

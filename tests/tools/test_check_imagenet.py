@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import check_imagenet as tool
 import pytest
-from harness import TOOLS, load_chapter, run
+from harness import load_chapter
 from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
@@ -132,24 +132,22 @@ def test_lists_what_imagefolder_lists(tree: Path, tmp_path: Path) -> None:
     assert len(images) == 11 and others == [str(tree / "train" / linked.name / "ignored.gif")]
 
 
-def pack(split: Path) -> None:
+def hide(split: Path) -> None:
+    """Class folders that are still archives."""
     shutil.rmtree(split)
-    write(split / f"{CLASSES[0]}.tar")
-
-
-def empty(split: Path) -> None:
-    shutil.rmtree(split / CLASSES[1])
-    write(split / CLASSES[1] / "x.gif")
+    write(split / "a.tar")
 
 
 # What is done to a sound tree, and the line that says so.
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no val": (lambda root: shutil.rmtree(root / "val"), "error: .*/val is not a folder"),
     "flat val": (lambda root: write(root / "val/x.jpg"), "error: val/ is flat: 1 image directly"),
-    "no class": (lambda root: pack(root / "train"), "error: .*/train has no class .* unpack"),
-    "train only": (lambda root: write(root / "train/b/x.jpg"), "error: .* train/ and not in val/"),
-    "val only": (lambda root: write(root / "val/b/x.jpg"), "error: .* val/ and not in train/"),
-    "empty": (lambda root: empty(root / "train"), "error: classes without an image in train/"),
+    "no class": (lambda root: hide(root / "train"), "error: .*/train has no class .* unpack"),
+    "val only": (lambda root: write(root / "val/b/x.jpg"), "error: class folders not in both"),
+    "empty": (
+        lambda root: [write(root / x / "n/x.gif", b"") for x in ("train", "val")],
+        "error: classes without an image in train/",
+    ),
     "loose": (lambda root: write(root / "train/x.jpg"), "note: ImageFolder passes over 1 file"),
 }
 
@@ -162,7 +160,7 @@ def test_folders(tree: Path, check: Check, case: str) -> None:
     assert any(re.match(pattern, line) for line in lines), lines
     usable = pattern.startswith("note")
     assert code == (0 if usable else 1)
-    assert lines[-1].startswith("usable: ") if usable else lines[-1] == "not usable: 1 error"
+    assert lines[-1].startswith("usable: " if usable else "not usable: ")
 
 
 # ---- files ----
@@ -201,11 +199,8 @@ def test_broken_files(tree: Path, tmp_path: Path, check: Check, depth: list[str]
     for name, (content, _) in BROKEN.items():
         with pytest.raises(OSError):
             load_image(str(write(folder / name, content)))
-    wanted = {name: what for name, (_, what) in BROKEN.items()}
-    write(folder / "a\nb.jpg", b"")
     (folder / "link.jpg").symlink_to("nowhere")
-    os.mkfifo(folder / "pipe.jpg")
-    wanted |= {"a\\nb.jpg": "empty"} | dict.fromkeys(["link.jpg", "pipe.jpg"], "neither a file")
+    wanted = {name: what for name, (_, what) in BROKEN.items()} | {"link.jpg": "cannot be read"}
 
     code, lines = check(tree, *depth, "--list-bad", tmp_path / "bad.txt")
     said, heading = {}, ""
@@ -215,9 +210,8 @@ def test_broken_files(tree: Path, tmp_path: Path, check: Check, depth: list[str]
             said[line.removeprefix(f"    {folder}/").split(" (")[0]] = heading
     assert code == 1 and said.keys() == wanted.keys()
     assert all(what in said[name] for name, what in wanted.items()), said
-    # One path a line, so not one of two lines.
     listed = (tmp_path / "bad.txt").read_text().splitlines()
-    assert sorted(listed) == sorted(str(folder / name) for name in wanted if "\\n" not in name)
+    assert sorted(listed) == sorted(str(folder / name) for name in wanted)
 
 
 def test_pixels_decide_with_decode(tree: Path, check: Check) -> None:
@@ -265,12 +259,8 @@ def test_workers_that_cannot_start_blame_no_file(
 
 
 def test_a_broken_torchvision_blames_no_file(tmp_path: Path, monkeypatch: Patch) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("Couldn't load the image extension.\nMore.")
-
-    tool.load_decoder.cache_clear()
-    monkeypatch.setattr("torchvision.io.encode_jpeg", broken)
-    with pytest.raises(tool.CheckError, match="cannot decode images here: Couldn't load"):
+    monkeypatch.setattr("torchvision.io.image._has_image_ops", lambda: False)
+    with pytest.raises(ImportError, match="Couldn't load the image extension"):
         tool.check_file(str(write(tmp_path / "x.jpg")), decode=True)
 
 
@@ -286,10 +276,6 @@ def test_move_bad(tree: Path, tmp_path: Path, check: Check) -> None:
     unreadable = tree / "train" / CLASSES[0] / "loop.jpg"
     unreadable.symlink_to("loop.jpg")
     aside, before = tmp_path / "aside", snapshot(tree)
-    code, lines = check(tree, "--move-bad", aside, "--dry-run")
-    assert code == 1 and snapshot(tree) == before and not aside.exists()
-    assert f"mv {tree / bad[0]} {aside / bad[0]}" in lines
-
     kept = write(aside / bad[0], b"precious")
     code, lines = check(tree, "--move-bad", aside)
     assert code == 1 and f"    {tree / bad[0]}: {kept} exists" in lines
@@ -306,11 +292,10 @@ def test_move_bad(tree: Path, tmp_path: Path, check: Check) -> None:
 # ---- --sort-val ----
 
 LISTS = {
-    "blanks": "".join(f"{name} {label}\n" for name, label in ROWS),
-    "paths": "\ufeffimage;class\r\n" + "".join(f'"val/{n}";"{c}/"\r\n\r\n' for n, c in ROWS[::-1]),
     "kaggle": "ImageId,PredictionString\n"
     + "".join(f"{name[:-5]},{c} 10 1 499 272 {c} 0 0 9 9 \n" for name, c in ROWS),
     "devkit": "".join(f"{number}\n" for number in VAL_IDS),
+    "own": "".join(f"{name} {label}\n" for name, label in ROWS),
 }
 
 
@@ -340,73 +325,47 @@ def scipy(monkeypatch: Patch) -> None:
 def test_sort_val(flat: Path, tmp_path: Path, check: Check, scipy: None, form: str) -> None:
     truth = write_list(tmp_path, LISTS[form])
     before = snapshot(flat)
-    code, lines = check(flat, "--sort-val", truth, "--dry-run")
-    assert code == 0 and snapshot(flat) == before and len(lines) == 7
-    assert lines[0] == f"mv {flat}/val/{VAL_NAMES[0]} {flat}/val/{VAL_LABELS[0]}/{VAL_NAMES[0]}"
     assert check(flat, "--sort-val", truth) == (0, ["moved 6 files of 6"])
     assert_sorted(flat, before)
     assert check(flat, "--sort-val", truth) == (0, ["moved 0 files of 0"])
     assert_sorted(flat, before)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_sort_val_goes_on_where_it_stopped(
-    flat: Path, tmp_path: Path, check: Check, error: BaseException
-) -> None:
-    truth = write_list(tmp_path, LISTS["blanks"])
+def test_sort_val_goes_on_where_it_stopped(flat: Path, tmp_path: Path, check: Check) -> None:
+    truth = write_list(tmp_path, LISTS["own"])
     before, rename, calls = snapshot(flat), os.rename, []
 
     def stops(source: str, target: str) -> None:
         calls.append(source)
         if len(calls) > 3:
-            raise error
+            raise KeyboardInterrupt
         rename(source, target)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "rename", stops)
-        code, _ = check(flat, "--sort-val", truth)
-    assert code == (130 if isinstance(error, KeyboardInterrupt) else 1)
+        assert check(flat, "--sort-val", truth)[0] == 130
     assert sorted(path.name for path in (flat / "val").glob("*.JPEG")) == VAL_NAMES[3:]
     assert check(flat, "--sort-val", truth) == (0, ["moved 3 files of 3"])
     assert_sorted(flat, before)
 
 
-def other_end(*lines: str) -> str:
-    """The list with other lines in place of the last."""
-    return "\n".join([*LISTS["blanks"].splitlines()[:-1], *lines])
-
-
-def twice(val: Path) -> None:
-    write(val / LABEL / LAST, b"precious")
-
-
-def elsewhere(val: Path) -> None:
-    (val / CLASSES[0]).mkdir()
-    (val / LAST).rename(val / CLASSES[0] / LAST)
-
-
+OTHERS = LISTS["own"].removesuffix(f"{LAST} {LABEL}\n")
 # A list, and what is said of it.
 WRONG_LISTS = {
-    "unknown class": (other_end(f"{LAST} n09999999"), "without a folder in train/"),
-    "unknown id": (LISTS["devkit"].replace("3", "4"), "without a folder in train/"),
-    "unlisted": (other_end(), "images in val/ that the list has not"),
-    "not there": (LISTS["blanks"] + f"x.jpg {LABEL}", "images listed but not in val/"),
-    "blank line": (LISTS["devkit"].replace("1\n2", "1\n\n2"), "images listed but not in val/"),
-    "two classes": (LISTS["blanks"] + f"{LAST} {CLASSES[0]}", "listed above with another class"),
-    "no class": (other_end(LAST), "truth:6: not `image class`"),
+    "unknown class": (f"{OTHERS}{LAST} n09999999", "without a folder in train/"),
+    "unlisted": (OTHERS, "images in val/ that the list has not"),
+    "not there": (LISTS["own"] + f"x.jpg {LABEL}", "not where they should be"),
+    "two classes": (LISTS["own"] + f"{LAST} {CLASSES[0]}", "listed above with another class"),
+    "no class": (OTHERS + LAST, "truth:6: not `image class`"),
 }
 
 
-@pytest.mark.parametrize("case", [*WRONG_LISTS, twice, elsewhere])
-def test_sort_val_refuses(
-    flat: Path, tmp_path: Path, check: Check, scipy: None, case: str | Callable
-) -> None:
+@pytest.mark.parametrize("case", [*WRONG_LISTS, "twice"])
+def test_sort_val_refuses(flat: Path, tmp_path: Path, check: Check, case: str) -> None:
     """Whatever is wrong with the list or with val/: it says so and moves nothing."""
-    text, words = LISTS["blanks"], "images in another place than listed, or in two"
-    if callable(case):
-        case(flat / "val")
-    else:
-        text, words = WRONG_LISTS[case]
+    text, words = WRONG_LISTS.get(case, (LISTS["own"], "not where they should be"))
+    if case == "twice":
+        write(flat / "val" / LABEL / LAST, b"precious")
     before = snapshot(flat)
     code, lines = check(flat, "--sort-val", write_list(tmp_path, text))
     assert code == 1 and snapshot(flat) == before
@@ -418,7 +377,7 @@ def test_sort_val_overwrites_nothing_that_appears_meanwhile(
 ) -> None:
     target = flat / "val" / LABEL / LAST
     monkeypatch.setattr(tool, "tqdm", lambda moves, **_: write(target, b"precious") and moves)
-    code, lines = check(flat, "--sort-val", write_list(tmp_path, LISTS["blanks"]))
+    code, lines = check(flat, "--sort-val", write_list(tmp_path, LISTS["own"]))
     assert code == 1 and lines[-1] == "moved 5 files of 6"
     assert target.read_bytes() == b"precious" and (flat / "val" / LAST).exists()
 
@@ -427,7 +386,6 @@ def test_sort_val_overwrites_nothing_that_appears_meanwhile(
 
 ARGUMENTS = [
     ("--workers 0", "--workers must be"),
-    ("--dry-run", "--dry-run goes with"),
     ("--sort-val file --decode", "--sort-val only sorts"),
     ("--list-bad file", "name a new file"),
     ("--move-bad val/bad", "lies in val/"),
@@ -443,12 +401,3 @@ def test_bad_arguments(tree: Path, capsys, monkeypatch: Patch, flags: str, words
         tool.main([".", *flags.split()])
     assert stop.value.code == 2 and snapshot(tree) == before
     assert words in capsys.readouterr().err
-
-
-def test_command_with_names_that_the_terminal_cannot_show(tree: Path) -> None:
-    write(tree / "train" / CLASSES[0] / "śmieć.jpg", b"")
-    command = [sys.executable, TOOLS / "check_imagenet.py", tree, "--workers", "2"]
-    result = run(command, tree, env={"PYTHONIOENCODING": "ascii"})
-    assert result.returncode == 1 and not result.stderr, result.output
-    assert r"\u015bmie\u0107.jpg" in result.stdout
-    assert result.said[-1] == "not usable: 1 error"

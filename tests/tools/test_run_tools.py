@@ -95,48 +95,31 @@ def test_a_resume_drops_the_rows_beyond_it(tmp_path: Path) -> None:
     assert read_run(folder / "metrics.jsonl") == seen
 
     append(folder, lines(start(), train(1, 0.5)))
-    seen = read_run(folder)
-    assert (seen.train, seen.eval) == ([train(1, 0.5)], [])
-
-
-def test_a_half_written_last_line_is_left_for_later(tmp_path: Path) -> None:
-    last = lines(train(3))
-    for cut in range(len(last)):
-        folder = write_run(tmp_path, start(), *rows_to(2))
-        append(folder, last[:cut])
-        whole = [1, 2] if cut < len(last) - 1 else [1, 2, 3]
-        assert [row["step"] for row in read_run(folder).train] == whole, last[:cut]
+    assert (read_run(folder).train, read_run(folder).eval) == ([train(1, 0.5)], [])
 
 
 HALF = lines(train(9))[:40]
-RESUMED = lines(start(4), train(5, 0.5), end(5))
 
 
-LEFT_BEHIND = {
-    "half a line and half a start": HALF + lines(start(8))[:25],
-    "a line without its newline": lines(train(9)).rstrip("\n"),
-    "zeros, as after a power cut": "\0" * 64 + "\n",
-}
-
-
-@pytest.mark.parametrize("left_behind", LEFT_BEHIND.values(), ids=LEFT_BEHIND)
+@pytest.mark.parametrize(
+    "left_behind",
+    [HALF + lines(start(8))[:25], lines(train(9)).rstrip("\n"), "\0" * 64 + "\n"],
+    ids=["half a line and half a start", "no newline", "zeros, as after a power cut"],
+)
 def test_what_a_killed_run_left_before_a_start_is_skipped(tmp_path: Path, left_behind: str) -> None:
     folder = write_run(tmp_path, start(), *rows_to(8))
-    append(folder, left_behind + RESUMED)
+    append(folder, left_behind + lines(start(4), train(5, 0.5), end(5)))
     seen = read_run(folder)
     assert seen.train == [*map(train, range(1, 5)), train(5, 0.5)]
     assert (seen.eval, seen.end) == ([evaluation(4)], end(5))
     assert [row["resumed_from_step"] for row in seen.starts] == [0, 4]
 
 
-BROKEN = {
-    "no JSON": HALF + "\n" + lines(train(9)),
-    "no event": "[1, 2]\n",
-    "no number": '{"event": "eval", "step": 4, "acc1": "high"}\n',
-}
-
-
-@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize(
+    "broken",
+    [HALF + "\n" + lines(train(9)), "[1, 2]\n", '{"event": "eval", "step": 4, "acc1": "high"}\n'],
+    ids=["no JSON", "no event", "no number"],
+)
 def test_a_broken_line_is_named(tmp_path: Path, broken: str) -> None:
     folder = write_run(tmp_path, start(), *rows_to(2))
     append(folder, broken)
@@ -145,11 +128,8 @@ def test_a_broken_line_is_named(tmp_path: Path, broken: str) -> None:
 
 
 def test_names_are_as_short_as_they_can_be() -> None:
-    runs = [Path(name) for name in ("a/02", "b/02", "b/04")]
-    assert run_names(runs[1:]) == ["02", "04"]
-    assert run_names(runs) == ["a/02", "b/02", "b/04"]
-    with pytest.raises(RunLogError, match="twice"):
-        run_names([runs[0], runs[1], runs[0]])
+    assert run_names([Path("b/02"), Path("b/04")]) == ["02", "04"]
+    assert run_names([Path("a/02"), Path("b/02")]) == ["a/02", "b/02"]
 
 
 # ---- the picture ----
@@ -179,14 +159,6 @@ def test_the_curves_are_the_rows(tmp_path: Path) -> None:
     two = write_run(tmp_path / "two", start(), *(train(step) for step in (1, 4, 8, 9, 12)))
     assert curves(two)[0][0][1] == [4, 8, 12]
     assert [line[0] for line in curves(one, two, one)[1]] == [blue, blue, red, red, green, green]
-
-
-def test_many_points_are_averaged(tmp_path: Path) -> None:
-    rows = [train(step, shift=0.3 * (-1) ** step) for step in range(1, 201)]
-    _, steps, averaged = curves(write_run(tmp_path, start(), *rows))[0][0]
-    assert steps == list(range(1, 201))
-    errors = [abs(value - train(step)["loss"]) for step, value in zip(steps, averaged, strict=True)]
-    assert max(errors[20:]) < 0.11
     assert plot.smooth([0.0, 0.0, 9.0, 0.0, 3.0], 3) == [0, 3, 3, 4, 1.5]
 
 
@@ -209,7 +181,6 @@ def test_pictures_replace_their_own_kind_only(tmp_path: Path) -> None:
 
     begun = write_run(tmp_path / "begun", start())
     assert "no train or eval row" in refusal(plot.main, begun)
-    assert "x.png" in refusal(plot.main, folder, "--out", tmp_path / "x.pdf")
     assert not list(begun.glob("*.png"))
 
 
@@ -265,7 +236,7 @@ def test_event_files_hold_the_rows(tmp_path: Path) -> None:
 def test_follow_goes_on_to_the_end_of_the_run_through_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log grows whenever the tool waits, in the middle of a line too."""
+    """The log grows whenever the tool waits, in the middle of a line too; Ctrl-C ends it."""
     line = lines(train(3))
     grows = [
         (rows_to(2), line[:50]),
@@ -274,30 +245,24 @@ def test_follow_goes_on_to_the_end_of_the_run_through_a_resume(
         (rows_to(8), lines(*rows_to(9, first=9, shift=0.5))),
         ([*rows_to(8), train(9, 0.5)], lines(*rows_to(12, first=10, shift=0.5), end(12))),
     ]
-    waits = iter(grows)
 
     def grow(_: float) -> None:
-        shown, text = next(waits)
+        if not grows:
+            raise KeyboardInterrupt
+        shown, text = grows.pop(0)
         assert_shows(tmp_path, shown)
         append(tmp_path, text)
 
     monkeypatch.setattr(to_tensorboard, "time", SimpleNamespace(sleep=grow))
     write_run(tmp_path, start(), *rows_to(2))
     to_tensorboard.main([str(tmp_path), "--follow"])
-    assert next(waits, None) is None
-    assert_shows(tmp_path, [*rows_to(8), *rows_to(12, first=9, shift=0.5)])
+    whole = [*rows_to(8), *rows_to(12, first=9, shift=0.5)]
+    assert not grows
+    assert_shows(tmp_path, whole)
 
-
-def test_follow_ends_cleanly_at_ctrl_c(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(to_tensorboard, "time", SimpleNamespace(sleep=interrupt))
-    to_tensorboard.main([str(write_run(tmp_path, start(), *rows_to(6))), "--follow"])
-    assert "stopped" in capsys.readouterr().out
-    assert_shows(tmp_path, rows_to(6))
+    append(tmp_path, lines(start(12), *rows_to(13, first=13)))
+    to_tensorboard.main([str(tmp_path), "--follow"])
+    assert_shows(tmp_path, [*whole, *rows_to(13, first=13)])
 
 
 # ---- what both refuse ----
@@ -309,7 +274,6 @@ def test_refusals_are_one_line_and_write_nothing(
 ) -> None:
     for name, text, says in (
         ("empty", "", "no start event yet"),
-        ("half", lines(start())[:30], "no start event yet"),
         ("text", "step,loss\n", "line 1: no event of a run"),
         ("no_start", lines(*rows_to(3)), "train before any start"),
     ):

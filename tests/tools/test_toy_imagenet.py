@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import time
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -46,31 +46,23 @@ def test_same_seed_gives_the_same_bytes_with_any_number_of_workers(tmp_path: Pat
 
 
 def test_pictures_are_jpegs_of_the_size_asked_for(tmp_path: Path) -> None:
-    tasks = [(tmp_path / f"{i}.jpg", "star", [0, i]) for i in range(40)]
+    tasks = [(tmp_path / f"{i}.jpg", "star", [0, i]) for i in range(20)]
     toy_imagenet.write_pictures(tasks, size=100)
-    sizes = []
-    for path, _, _ in tasks:
-        with Image.open(path) as picture:
-            picture.load()
-            assert (picture.format, picture.mode) == ("JPEG", "RGB")
-            sizes.append(picture.size)
-    assert set(sizes) == {(100, 75), (75, 100)}
-    assert sizes.count((100, 75)) > sizes.count((75, 100))
+    pictures = [Image.open(path) for path, _, _ in tasks]
+    assert {(p.format, p.mode) for p in pictures} == {("JPEG", "RGB")}
+    assert {p.size for p in pictures} == {(100, 75), (75, 100)}
 
 
 # ---- the pictures ----
 
 
-@pytest.mark.parametrize("label", SHAPES)
-def test_shape_is_wholly_inside_and_large(label: str) -> None:
-    for seed in range(40):
+def test_shape_is_wholly_inside_and_large() -> None:
+    for seed, label in product(range(10), SHAPES):
         width, height = (96, 72) if seed % 2 else (72, 96)
         outline = place(label, np.random.default_rng(seed), width, height)
         assert (outline > 0).all() and (outline < (width, height)).all()
         extent = np.ptp(outline, axis=0).max()
         assert 0.55 * 72 <= extent <= 0.85 * 72 + 1e-6
-        cover = np.asarray(shape_mask(outline, width, height)) / 255
-        assert 0.2 < cover.sum() / extent**2 <= 1.0
 
 
 def test_shapes_differ_and_nothing_else_follows_from_the_label(
@@ -90,21 +82,6 @@ def test_shapes_differ_and_nothing_else_follows_from_the_label(
         same = a == b
         assert (a[same] == 255).any() and (a[same] == 0).any()
         assert (pictures[one][same] == pictures[other][same]).all(), (one, other)
-
-
-def test_shape_stands_out_from_its_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Light on dark or dark on light, each about as often."""
-    box = np.array([(24.0, 18.0), (72.0, 18.0), (72.0, 54.0), (24.0, 54.0)])
-    monkeypatch.setattr(toy_imagenet, "place", lambda *_: box)
-    gaps = []
-    for seed in range(60):
-        picture = draw("square", np.random.default_rng(seed), 96, 72).convert("L")
-        inside, above = (
-            np.asarray(picture)[rows, 26:70].mean() for rows in (slice(20, 52), slice(16))
-        )
-        gaps.append(inside - above)
-    assert min(map(abs, gaps)) > 30
-    assert 15 < sum(gap > 0 for gap in gaps) < 45
 
 
 # ---- refusals and failures ----
@@ -135,29 +112,20 @@ def test_a_worker_that_cannot_write_ends_the_run_in_one_line(tmp_path: Path) -> 
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("number", "phase"),
-    [
-        pytest.param(signal.SIGINT, "toy/val/*", id="Ctrl-C while workers start"),
-        pytest.param(signal.SIGTERM, "*.jpg", id="kill while they draw"),
-    ],
-)
-def test_an_interrupted_run_leaves_nothing(
-    tmp_path: Path, number: signal.Signals, phase: str
-) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C, which reaches the whole group while its workers start; a kill of the parent alone
+    while they draw."""
+    interrupted = number == signal.SIGINT
     flags = ["--per-class", 1500, "--size", 300, "--workers", 2]
     process = start([*COMMAND, "toy", *flags], tmp_path)
     try:
         deadline = time.monotonic() + 60
-        while not any(tmp_path.rglob(phase)):
+        while not any(tmp_path.rglob("toy/val/*" if interrupted else "*.jpg")):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         time.sleep(0.1)
-        # Ctrl-C reaches the whole group; `kill` only the parent.
-        if number == signal.SIGINT:
-            os.killpg(process.pid, number)
-        else:
-            process.send_signal(number)
+        (os.killpg if interrupted else os.kill)(process.pid, number)
         result = finish(process, 60)
     finally:
         kill_all(process)

@@ -5,12 +5,11 @@
     python tools/benchmark/benchmark.py --loop  # train_one_epoch against a bare loop, one process
     python tools/benchmark/benchmark.py --collectives  # all-reduce: latency and bandwidth by size
     python tools/benchmark/benchmark.py --options  # single measures, such as bf16, each alone
-    python tools/benchmark/benchmark.py --smoke  # how long `pytest -m smoke` takes
     python tools/benchmark/benchmark.py --all --out docs/assets/results/NAME
     python tools/benchmark/benchmark.py --render docs/assets/results/NAME/benchmark.json
 
-Writes benchmark.json (every run, machine, versions, commit, commands), and made from it alone
-RESULT, SUMMARY (.en.md, .zh.md) and chart (.en.svg, .zh.svg). Variants of the training comparison:
+Writes benchmark.json (every run, machine, versions, commit), and made from it alone RESULT,
+ SUMMARY (.en.md, .zh.md) and chart (.en.svg, .zh.svg). Variants of the training comparison:
 
     reference     tools/benchmark/reference.py, a plain DDP script: what the ratios are to
     02, 02 bf16   a chapter by its number, then its flags: bf16, compile
@@ -116,25 +115,6 @@ def command_of(variant: str, args: argparse.Namespace, work: Path, copy: int) ->
     return [*TORCHRUN, ranks, script, *words]
 
 
-def commands_of(variant: str, args: argparse.Namespace, work: Path) -> list[list]:
-    """All command lines of a variant; they run at once."""
-    copies = args.processes if variant.endswith("x 01") else 1
-    return [command_of(variant, args, work, copy) for copy in range(copies)]
-
-
-def threads_of(variant: str, args: argparse.Namespace) -> int:
-    """OpenMP threads a process: all variants use as many CPUs as there are ranks."""
-    return args.processes if variant.startswith("01") else 1
-
-
-def as_typed(command: list, work: Path) -> str:
-    """A command line as a reader would type it, without the places of this machine."""
-    line = shlex.join(str(word) for word in command)
-    line = line.replace(f"{sys.executable} -m torch.distributed.run", "torchrun")
-    line = line.replace(sys.executable, "python").replace(f"{HOROVODRUN.parent}/", "")
-    return line.replace(f"{work}/", "WORK/")
-
-
 def measures(run: Run, begun: float) -> dict[str, float]:
     """What the log of an epoch tells: images/s without the first step, its second, MiB, share of
     waiting for data. Its rows are the first step and the last one."""
@@ -152,8 +132,10 @@ def measures(run: Run, begun: float) -> dict[str, float]:
 
 def run_variant(variant: str, args: argparse.Namespace, work: Path) -> dict:
     """One run of a variant; rates of processes that run at once are added up."""
-    commands = commands_of(variant, args, work)
-    environment = {"OMP_NUM_THREADS": str(threads_of(variant, args))}
+    copies = args.processes if variant.endswith("x 01") else 1
+    commands = [command_of(variant, args, work, copy) for copy in range(copies)]
+    # All variants use as many CPUs as there are ranks.
+    environment = {"OMP_NUM_THREADS": str(args.processes if variant.startswith("01") else 1)}
     row = run_timed(commands, environment, TIMEOUT, work / "output.txt")
     logs = [work / f"run-{copy}" for copy in range(len(commands))]
     try:
@@ -179,13 +161,8 @@ def compare_training(args: argparse.Namespace, work: Path, result: dict) -> None
     text = (ROOT / "03_multiprocessing" / "main.py").read_text()
     (work / "03_multiprocessing").mkdir()
     (work / "03_multiprocessing" / "main.py").write_text(text.replace('"fork"', '"spawn"'))
-    variants = result["settings"]["variants"]
-    for name in variants:
-        lines = [as_typed(command, work) for command in commands_of(name, args, work)]
-        threads = f"OMP_NUM_THREADS={threads_of(name, args)}"
-        result["commands"][name] = [f"{threads} {line}" for line in lines]
     for number in range(args.rounds):
-        for variant in rotated(variants, number):
+        for variant in rotated(result["settings"]["variants"], number):
             row = {"round": number} | run_variant(variant, args, work)
             result["runs"].append(row)
             told = row["failed"] or f"{row['train']} images/s, {row['cpu']} CPU s"
@@ -211,12 +188,11 @@ def measure_loop(args: argparse.Namespace, work: Path, result: dict) -> None:
     result["loop"] = parts.loop(*sizes, args.rounds, work / "loop")
 
 
-def measure_by_ranks(words: list, ranks: int, work: Path, result: dict) -> dict:
+def measure_by_ranks(words: list, ranks: int, work: Path) -> dict:
     """Start SCRIPT NAME WORDS by torchrun: its run, with what rank 0 wrote to the file OUT."""
     script, name, *words = words
     out = work / f"{name}.json"
     command = [*TORCHRUN, ranks, HERE / script, name, out, *words]
-    result["commands"][name] = [as_typed(command, work)]
     # A cache of its own: or a first step would find what an earlier run compiled.
     environment = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor")}
     row = run_timed([command], environment, 5 * TIMEOUT, work / "output.txt")
@@ -228,7 +204,7 @@ def measure_collectives(args: argparse.Namespace, work: Path, result: dict) -> N
     gpus = torch.cuda.device_count()
     backends = {"gloo": max(2, args.processes)} | ({"nccl": gpus} if gpus > 1 else {})
     for backend, ranks in backends.items():
-        row = measure_by_ranks(["parts.py", backend], ranks, work, result)
+        row = measure_by_ranks(["parts.py", backend], ranks, work)
         result["collectives"].append({"backend": backend} | row)
 
 
@@ -243,18 +219,12 @@ def measure_options(args: argparse.Namespace, work: Path, result: dict) -> None:
         groups["ddp"] = (ranks, max(32, size // 2), max(2, batch // 4), steps)
     for group, (world_size, *numbers) in groups.items():
         words = ["options.py", group, args.arch, *numbers, args.rounds]
-        row = measure_by_ranks(words, world_size, work, result)
+        row = measure_by_ranks(words, world_size, work)
         result["options"].append({"group": group, "world_size": world_size} | row)
-
-
-def measure_smoke(args: argparse.Namespace, work: Path, result: dict) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "smoke"]
-    result["smoke"] = run_timed([command], {}, TIMEOUT, work / "output.txt")
 
 
 MEASURES = {"train": compare_training, "input": measure_input, "loop": measure_loop}
 MEASURES |= {"collectives": measure_collectives, "options": measure_options}
-MEASURES |= {"smoke": measure_smoke}
 
 
 def git(*words: str) -> str:
@@ -292,8 +262,7 @@ def describe(args: argparse.Namespace, argv: list[str]) -> dict:
         "versions": versions,
         "settings": settings,
         "command": shlex.join(["python", "tools/benchmark/benchmark.py", *argv]),
-        **{"commands": {}, "runs": [], "input": [], "collectives": [], "options": []},
-        **{"loop": None, "smoke": None},
+        **{"runs": [], "input": [], "loop": None, "collectives": [], "options": []},
     }
 
 
@@ -312,7 +281,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     for part in MEASURES:
         add(f"--{part}", dest="parts", action="append_const", const=part)
     add("--all", dest="parts", action="store_const", const=list(MEASURES), help="all of these")
-    add("--quick", action="store_true", help="a bit of all but the last two, see make bench")
+    add("--quick", action="store_true", help="a bit of all but the last, see make bench")
     add("--render", type=Path, metavar="JSON", help="make tables and charts anew, measure nothing")
     add("--out", type=Path, metavar="DIR", help="for the results; else runs/benchmark-DATE")
     add("--variants", metavar="'reference,02 bf16'", help="of the training comparison, see above")
@@ -366,7 +335,6 @@ def main(argv: list[str] | None = None) -> None:
             report.save(result, args.out)
     print(f"\n{report.render(result, args.out)}\nall of it is in {args.out}/")
     rows = result["runs"] + result["collectives"] + result["options"]
-    rows += [result["smoke"]] if result["smoke"] else []
     if failed := [row["failed"] for row in rows if row["failed"]]:
         fail(f"{len(failed)} runs failed; {failed[0]}")
 

@@ -122,15 +122,10 @@ class Trainer:
 
 
 def timed(work: Callable[[], None], steps: int) -> dict[str, float]:
-    """seconds_of so many steps; between ranks all begin together and none of them is foreign."""
-    if not dist.is_initialized():
-        return seconds_of(lambda: [work() for _ in range(steps)])
-    dist.barrier()
-    seconds = seconds_of(lambda: [work() for _ in range(steps)])
-    cpu: list = [None] * dist.get_world_size()
-    dist.all_gather_object(cpu, seconds["cpu"])
-    others = (sum(cpu) - seconds["cpu"]) / seconds["wall"]
-    return seconds | {"foreign": max(0.0, seconds["foreign"] - others)}
+    """seconds_of so many steps; ranks begin together."""
+    if dist.is_initialized():
+        dist.barrier()
+    return seconds_of(lambda: [work() for _ in range(steps)])
 
 
 def compare(works: Works, steps: int, rounds: int) -> dict:

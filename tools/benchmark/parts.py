@@ -17,8 +17,8 @@ import numpy as np
 import reference
 import torch
 import torch.distributed as dist
-from PIL import Image, ImageDraw
-from processes import ROOT, busy_seconds
+from PIL import Image
+from processes import ROOT
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
@@ -38,15 +38,13 @@ def load_chapter(name: str) -> ModuleType:
 
 
 def seconds_of(work: Callable[[], object]) -> dict[str, float]:
-    """Wall and CPU seconds (this process, all threads) until the GPU, if any, has done it too, and
-    how many CPUs others kept busy meanwhile."""
+    """Wall and CPU seconds (this process, all threads) until the GPU, if any, has done it too."""
     synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     synchronize()
-    busy, wall, cpu = busy_seconds(), time.perf_counter(), time.process_time()
+    wall, cpu = time.perf_counter(), time.process_time()
     work()
     synchronize()
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    return {"wall": wall, "cpu": cpu, "foreign": max(0.0, (busy_seconds() - busy - cpu) / wall)}
+    return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
 
 
 def rotated(items: list, by: int) -> list:
@@ -65,19 +63,13 @@ def in_turns(works: Works, rounds: int, clock: Callable = seconds_of) -> list[di
 
 
 def draw_pictures(folder: Path, count: int, width: int, height: int) -> list[Path]:
-    """Count different JPEGs of shapes on a soft background, under noise."""
+    """Count different JPEGs of soft colours under noise."""
     folder.mkdir()
     paths = [folder / f"{number:04d}.jpg" for number in range(count)]
     for number, path in enumerate(paths):
         rng = np.random.default_rng(number)
         coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
         picture = coarse.resize((width, height), Image.Resampling.BICUBIC)
-        pen = ImageDraw.Draw(picture)
-        for shape in range(12):
-            x, y, dx, dy = rng.uniform((0, 0, 0.05, 0.05), (0.9, 0.9, 0.4, 0.4))
-            box = (x * width, y * height, (x + dx) * width, (y + dy) * height)
-            draw = pen.rectangle if shape % 2 else pen.ellipse
-            draw(box, fill=tuple(rng.integers(0, 256, 3).tolist()))
         noise = rng.normal(0, GRAIN[width, height], (height, width, 1)).astype(np.float32)
         pixels = (np.asarray(picture, dtype=np.float32) + noise).clip(0, 255).astype(np.uint8)
         Image.fromarray(pixels).save(path, quality=90)

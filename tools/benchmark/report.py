@@ -26,7 +26,6 @@ TARGETS = (
     ("spawn_start", "train", "03", "03 spawned", "first_step", -0.6),
     ("loop_row", "loop", "fp32", "", "cpu", 0.98),
     ("ddp", "train", "02", "2 x 01", "train", 0.95),
-    ("smoke", "smoke", "", "", "wall", -120),
 )
 # Only with these can the targets hold or fail.
 SETTING = {"arch": "resnet18", "image_size": 224, "batch_size_per_rank": 16, "processes": 2}
@@ -87,11 +86,10 @@ def of_input(row: dict) -> dict:
 
 def of_loop(row: dict) -> dict:
     """Our loop's images a second, and its speed in times of the bare one's."""
-    ours = pick([(one["ours"],) for one in row["rounds"]], "wall")
-    figures = {"images_per_second": spread([row["images"] / one["wall"] for (one,) in ours])}
+    rounds = row["rounds"]
+    figures = {"images_per_second": spread([row["images"] / x["ours"]["wall"] for x in rounds])}
     for kind in ("wall", "cpu"):
-        pairs = pick([(one["ours"], one["bare"]) for one in row["rounds"]], kind)
-        figures[kind] = spread([bare[kind] / ours[kind] for ours, bare in pairs])
+        figures[kind] = spread([one["bare"][kind] / one["ours"][kind] for one in rounds])
     return figures
 
 
@@ -101,9 +99,9 @@ def of_options(row: dict, device: str) -> dict:
     kind = "cpu" if row["world_size"] == 1 and device == "cpu" else "wall"
     figures = {}
     for name, first_step in row["first_step"].items():
-        pairs = pick([(one["turns"][name], one["turns"]["plain"]) for one in row["rounds"]], kind)
-        milliseconds = median([1000 * mine[kind] / row["steps"] for mine, _ in pairs])
-        times = spread([plain[kind] / mine[kind] for mine, plain in pairs])
+        turns = [one["turns"] for one in row["rounds"]]
+        milliseconds = median([1000 * turn[name][kind] / row["steps"] for turn in turns])
+        times = spread([turn["plain"][kind] / turn[name][kind] for turn in turns])
         figures[name] = {"ratio": times, "milliseconds": milliseconds, "first_step": first_step}
     return figures
 
@@ -115,9 +113,6 @@ def against_target(result: dict, summary: dict, target: tuple) -> dict:
     as_set = all(settings[key] == value for key, value in SETTING.items())
     if part == "train":
         found = ratio(result["runs"], what, other, measure)
-    elif part == "smoke":
-        smoke = result["smoke"]
-        found, as_set = smoke and not smoke["failed"] and smoke["wall"] or None, True
     else:
         found = summary[part].get(what, {}).get(measure)
     holds = "none" if not found else "unset"

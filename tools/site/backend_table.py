@@ -1,7 +1,6 @@
 """Try every collective of torch.distributed on the backends of this machine, and tabulate it.
 
     python tools/site/backend_table.py  # try all, write the tables of the site
-    python tools/site/backend_table.py --check  # do the columns of the site still hold here?
     python tools/site/backend_table.py --render  # the tables again, from backends.json alone
     python tools/site/backend_table.py --out FOLDER  # elsewhere than docs/assets/results/backends
 
@@ -298,6 +297,7 @@ def one_rank(name: str, column: str, rank: int, n: int, path: str, pipe: Connect
 
 
 def heard(pipe: Connection, process: Any, deadline: float) -> Said:
+    """What a rank says until then."""
     try:
         return pipe.recv() if pipe.poll(max(0, deadline - time.monotonic())) else LATE
     except EOFError:
@@ -427,12 +427,12 @@ def table(part: str, result: dict, words: dict[str, str]) -> list[str]:
                 mark = f"✘ {messages.index(said['says']) + 1}"
             by_mark = cells.setdefault(row, {}).setdefault(column, {})
             by_mark.setdefault(mark, []).append(f"`{function}`")
-    rows = []
+    rows, comma = [], words["comma"]
     for row, by_column in cells.items():
         rows.append([f"`{row}`"])
         for by_mark in by_column.values():
-            each = [f"{words['comma'].join(names)} {mark}" for mark, names in by_mark.items()]
-            rows[-1].append(words["comma"].join(each) if len(each) > 1 else next(iter(by_mark)))
+            each = [f"{comma.join(names)} {mark}" for mark, names in by_mark.items()]
+            rows[-1].append(comma.join(each) if len(each) > 1 else next(iter(by_mark)))
     notes = [f"{n}. `{message}`" for n, message in enumerate(messages, 1)]
     return [*grid([words[part], *columns], rows), "", *notes, *([""] if notes else [])]
 
@@ -459,44 +459,25 @@ def write_whole(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def differences(fresh: dict, shown: dict) -> list[str]:
-    """The trials that do not end as the shown ones, in the columns that both have."""
-    found = []
-    for name, tried in fresh["trials"].items():
-        for column, said in tried.items():
-            before = shown["trials"][name].get(column, said)["state"]
-            if said["state"] != before:
-                found.append(f"{name} ({column}): {before} became {said['state']}")
-    return found
-
-
 def main(argv: list[str] | None = None) -> None:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--check", action="store_true", help="compare, write nothing")
-    mode.add_argument("--render", action="store_true", help="tables from the JSON, try nothing")
+    parser.add_argument("--render", action="store_true", help="tables from the JSON, try nothing")
     parser.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER")
     args = parser.parse_args(argv)
     path = args.out / "backends.json"
     try:
-        if args.check or args.render:
-            shown = json.loads(path.read_text(encoding="utf-8"))
+        if args.render:
+            result = json.loads(path.read_text(encoding="utf-8"))
         else:
             args.out.mkdir(parents=True, exist_ok=True)  # better now than after all trials
-        result = shown if args.render else run_all()
-        if args.check:
-            if found := differences(result, shown):
-                versions = f"torch {result['torch']}, shown {shown['torch']}"
-                raise SystemExit(f"backend_table: {versions}: {'; '.join(found)}")
-            return print("all trials end as shown")
-        if not args.render:
+            result = run_all()
             write_whole(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
         for language in WORDS:
             write_whole(args.out / f"table.{language}.md", fragment(result, language))
-        print(f"the tables are in {args.out}/")
     except (OSError, ValueError) as error:
         raise SystemExit(f"backend_table: error: {path}: {error}") from None
+    print(f"the tables are in {args.out}/")
 
 
 if __name__ == "__main__":

@@ -112,23 +112,19 @@ class CodeAlong(Preprocessor):
             raise SiteError(f"write @code {usage}")
         first, last = (t[0][1:-1] if t else None for t in (before, after))
         part = source.part(selector, first, last, to=to)
-        if len(part) > MOST_LINES and "long" not in line.options:
-            raise SiteError(
-                f"{len(part)} lines ({part.start} to {part.stop - 1}), more than {MOST_LINES}: "
-                f'take a part, by "text" .. "text", or add {{long="1"}}'
-            )
-        return self.listing(source, part, line.options)
+        return self.listing(source, part, line.options, MOST_LINES)
 
     def file(self, line: Line) -> str:
         line.check("FILE", 1, 1, {"hl", "long"})
         source = read(line.words[0])
         part = range(1, len(source.lines) + 1)
-        if len(part) > MOST_FILE_LINES and "long" not in line.options:
-            raise SiteError(f"{len(part)} lines: @code takes a part of it")
-        return self.listing(source, part, line.options)
+        return self.listing(source, part, line.options, MOST_FILE_LINES)
 
-    def listing(self, source: Source, part: range, options: dict[str, list[str]]) -> str:
+    def listing(self, source: Source, part: range, options: dict[str, list[str]], most: int) -> str:
         """Real line numbers, and as Material has it: its copy button and colours find the code."""
+        if len(part) > most and "long" not in options:
+            where = f"{part.start} to {part.stop - 1}"
+            raise SiteError(f'lines {where} are more than {most}: take a part, or {{long="1"}}')
         marked = set()
         for text in options.get("hl", []):
             found = {n for n in part if text in source.lines[n - 1]}
