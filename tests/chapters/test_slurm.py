@@ -277,7 +277,8 @@ def test_jobs_that_are_interrupted_otherwise(
     cancelled = Job(slurm, folder("cancelled"), PER_GPU, ask, waits={"0": [5, []]})
     cancelled.until_waiting(0, 0, 1)
     slurm.checked("scancel", cancelled.id)
-    until((cancelled.run_dir / "checkpoint.pt").exists, lambda: str(cancelled))
+    log = cancelled.run_dir / "metrics.jsonl"
+    until(lambda: '"stopped"' in log.read_text(), lambda: str(cancelled))
     time.sleep(1)
     cancelled.assert_ended("CANCELLED", restarts=0)
 
