@@ -467,6 +467,7 @@ def worker(local_rank: int, argv: list[str] | None, port: int, listener: object 
     os.environ |= {"MASTER_ADDR": args.master_addr}
     if listener and rank == 0:
         options = {"multi_tenant": True, "master_listen_fd": listener.detach()}
+        options |= {"use_libuv": False}  # torch 2.6's libuv takes no open socket
         # [dist] Found by env://, which would open one that listens to all machines.
         KEPT.append(dist.TCPStore(args.master_addr, port, None, True, **options))
     try:

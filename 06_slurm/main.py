@@ -204,8 +204,8 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
     place, torchrun = meeting_point(args), "TORCHELASTIC_RUN_ID" in os.environ
     if (rank, place, os.environ["MASTER_ADDR"], torchrun) == (0, "env://", "127.0.0.1", False):
         here = ("127.0.0.1", int(os.environ["MASTER_PORT"]))
-        listener = socket.create_server(here).detach()
-        options = {"multi_tenant": True, "master_listen_fd": listener}
+        options = {"multi_tenant": True, "master_listen_fd": socket.create_server(here).detach()}
+        options |= {"use_libuv": False}  # torch 2.6's libuv takes no open socket
         # [dist] Found by env://, which would open one that listens to all machines.
         KEPT.append(dist.TCPStore(*here, None, True, **options))
     # [dist] Waits until all ranks have come, so each has passed its checks when training starts.
