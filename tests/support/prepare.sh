@@ -37,7 +37,7 @@ fi
 log=$(mktemp)
 PYTHON=$PYTHON bash 05_horovod/install.sh >"$log" 2>&1 &
 horovod=$!
-trap 'kill "$horovod" 2>/dev/null; rm -f "$log"' EXIT
+trap 'kill "$horovod" 2>/dev/null || true; rm -f "$log"' EXIT
 
 if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
     tools/mini_slurm.sh install || missing+=("Slurm: chapter 06 under srun and sbatch")

@@ -32,7 +32,9 @@ CONTEXT.set_forkserver_preload(PRELOAD)
 def warm_environment() -> dict[str, str]:
     """That of a fresh shell, on CPUs: the ranks of a test are often more than a machine's GPUs."""
     mark = f"{SESSION}-warm"  # what a warm process starts is known by it, see harness.start
-    return clean_environment() | {"CUDA_VISIBLE_DEVICES": "", "LAUNCHED_BY_TEST": mark}
+    env = clean_environment() | {"CUDA_VISIBLE_DEVICES": "", "LAUNCHED_BY_TEST": mark}
+    # Unbuffered, two processes that share a file would write lines and their ends apart.
+    return env | {"PYTHONUNBUFFERED": ""}
 
 
 def start_warm(process: BaseProcess) -> None:
