@@ -21,7 +21,7 @@ smoke: $(VENV)/ready $(VENV)/ready-for-smoke  ## every chapter once, on CPUs, on
 	$(RUN) -m pytest -m smoke $(XDIST) $(ARGS)
 
 smoke-oldest: $(VENV)-oldest/ready  ## the same on the oldest torch we support
-	$(VENV)-oldest/bin/python -m pytest -m smoke $(ARGS)
+	$(VENV)-oldest/bin/python -m pytest -m smoke tests/chapters $(ARGS)
 
 proof: $(VENV)/ready $(VENV)/ready-for-tests $(VENV)-zensical/ready $(MERMAID) smoke-oldest  ## hours: all combinations, then every protection broken
 	$(RUN) -m pytest $(XDIST) $(ARGS)

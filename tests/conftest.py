@@ -19,7 +19,7 @@ from harness import HOROVOD, TOOLS, left_behind, run
 # A job in the background of a shell ignores Ctrl-C, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How many tests of a tier were collected and not run, see account_for.
+# By tier: how many tests were collected, less those that were selected.
 LEFT_OUT: Counter[str] = Counter()
 ORPHANS: list[int] = []
 

@@ -40,7 +40,7 @@ from tiers import table
 
 ALONE, HUB, SPAWNS = "01_dataparallel", "02_distributed", "03_multiprocessing"
 WITH_FAULT = ROOT / "tests/support/with_fault.py"
-# Two epochs of 5 steps on every rank, and 2 (alone: 2) batches of evaluation after each.
+# Two epochs of 5 steps on every rank, and 2 batches of evaluation after each.
 RUN = ["--synthetic", "40", *TINY, "--epochs", "2", "--print-freq", "1", "--output-dir"]
 # These are about processes and time: a GPU would only make their start slower.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}

@@ -286,7 +286,10 @@ def stale(chosen: list[Mutation]) -> list[str]:
         if len(holding) < mutation.chapters:
             found.append(f"{mutation.name}: in {len(holding)} chapters")
         for text in holding[:1]:
-            ast.parse(text.replace(mutation.old, mutation.new))
+            try:
+                ast.parse(text.replace(mutation.old, mutation.new))
+            except SyntaxError as error:
+                found.append(f"{mutation.name}: leaves no Python: {error}")
     return found
 
 
@@ -319,7 +322,7 @@ def main() -> int:
         print("\n".join(m.name for m in MUTATIONS))
         return 0 if chosen else 1
     if lost := stale(chosen):
-        print("no longer in the chapters:", *lost, sep="\n  ")
+        print("patches that do not fit:", *lost, sep="\n  ")
         return 1
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as pool:

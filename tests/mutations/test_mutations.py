@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
-from harness import ROOT
-
-sys.path.insert(0, str(ROOT / "tests/mutations"))
 from mutations import MUTATIONS, stale
 
 IN_MAKE_TEST = 50

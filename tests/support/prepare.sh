@@ -35,9 +35,9 @@ fi
 
 # Minutes of compiling, unless a wheel is in the user's cache; meanwhile the others are installed.
 log=$(mktemp)
-PYTHON=$PYTHON bash 05_horovod/install.sh >"$log" 2>&1 &
-horovod=$!
-trap 'kill "$horovod" 2>/dev/null || true; rm -f "$log"' EXIT
+PYTHON=$PYTHON setsid bash 05_horovod/install.sh >"$log" 2>&1 &
+horovod=$!  # the leader of a group, with all its compilers in it
+trap 'kill -- -"$horovod" 2>/dev/null || true; rm -f "$log"' EXIT
 
 if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
     tools/mini_slurm.sh install || missing+=("Slurm: chapter 06 under srun and sbatch")

@@ -97,6 +97,7 @@ def run_warm(
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # whatever it has started, too
+        process.kill()
         process.join()
     texts = [[Path(path).read_text() for path in paths] for paths in (outs, errs)]
     assert not late, f"ranks {late} of {words} did not end in {timeout} s\n{texts}"
