@@ -55,8 +55,8 @@ from refusals import (
     ranks_of,
     runs_well,
     snapshot,
-    tried_in,
 )
+from tiers import table
 
 APEX, EVALUATES = "04_apex", "07_dist_eval"
 # What every mistake starts from; its own words come later, and win.
@@ -318,7 +318,7 @@ def diverges(chapter: ModuleType, first_bad: int, what: str) -> AbstractContextM
     # A gradient that breaks the weights in the last step of an epoch, whose loss is still finite.
     [("logits", 1, "none"), ("gradient", 4, "checkpoint.pt")],
 )
-@pytest.mark.parametrize("chapter", tried_in(*IN_RUN))
+@pytest.mark.parametrize("chapter", table(CHAPTERS, IN_RUN))
 def test_loss_is_not_finite(
     crew: Crew, chapter: str, what: str, first_bad: int, good: str, tmp_path: Path
 ) -> None:
@@ -379,7 +379,7 @@ def test_real_start_without_torchrun(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("chapter", tried_in(HUB, of=[HUB, SPAWNS]))
+@pytest.mark.parametrize("chapter", table([HUB, SPAWNS], [HUB]))
 def test_real_refusal_of_every_rank(chapter: str, tmp_path: Path) -> None:
     """What only the ranks can see: the line comes through torchrun, and through spawn. (torchrun
     adds a report of its own, and a traceback of itself, but none of ours.)"""

@@ -52,9 +52,9 @@ from refusals import (
     runs_well,
     snapshot,
     tiny,
-    tried_in,
 )
 from run_log import read_run
+from tiers import table
 from torch import nn
 from warm import run_warm
 
@@ -314,7 +314,7 @@ def counting_fetches(chapter: ModuleType, folder: Path) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("chapter", tried_in(HUB, HOROVOD, of=RANKED))
+@pytest.mark.parametrize("chapter", table(RANKED, [HUB, HOROVOD]))
 def test_one_rank_fetches_weights(
     crew: Crew, chapter: str, tmp_path: Path, fault_table: FaultTable
 ) -> None:

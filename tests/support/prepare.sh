@@ -29,8 +29,7 @@ if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
     [[ ${#packages[@]} -eq 0 ]] || apt_install "${packages[@]}" >/dev/null ||
         missing+=("${packages[*]}: Horovod cannot be built")
 else
-    missing+=("Slurm, for which it must be root on Debian or Ubuntu:"
-        "chapter 06 under srun and sbatch (it runs under torchrun)")
+    missing+=("Slurm, for which it must be root on Debian or Ubuntu: chapter 06 under srun")
 fi
 
 # Minutes of compiling, unless a wheel is in the user's cache; meanwhile the others are installed.
@@ -49,8 +48,10 @@ if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
         [[ ${#packages[@]} -eq 0 ]] || apt_install "${packages[@]}" >/dev/null ||
             missing+=("${packages[*]}: the documentation in a browser")
     fi
-elif [[ $tier == test ]] && ! has_browser; then
-    missing+=("Chromium (apt install chromium fonts-noto-cjk): the documentation in a browser")
+elif [[ $tier == test ]]; then
+    command -v shellcheck >/dev/null || missing+=("shellcheck: the sbatch files")
+    has_browser ||
+        missing+=("Chromium (apt install chromium fonts-noto-cjk): the documentation in a browser")
 fi
 wait "$horovod" || { tail -n 5 "$log" >&2; missing+=("Horovod: chapter 05"); }
 

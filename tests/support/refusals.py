@@ -12,7 +12,6 @@ from types import ModuleType
 from unittest import mock
 
 import numpy as np
-import pytest
 import torch
 from crew import Crew, call_main
 from harness import CHAPTERS, load_chapter
@@ -25,11 +24,6 @@ RANKED = [chapter for chapter in CHAPTERS if chapter != ALONE]
 
 def ranks_of(chapter: str) -> int:
     return 1 if chapter == ALONE else 2
-
-
-def tried_in(*now: str, of: list[str] = CHAPTERS) -> list:
-    """The chapters of a table: `make test` tries these ones, `make proof` all."""
-    return [c if c in now else pytest.param(c, marks=pytest.mark.proof) for c in of]
 
 
 class Tiny(nn.Module):
@@ -70,6 +64,8 @@ def call(chapter: str, argv: list[str], cwd: Path, change: Callable = tiny) -> d
             mock.patch("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1),
             # torch's record wants the real stderr for it, and warns where there is none.
             mock.patch("faulthandler.enable"),
+            # Nothing is fetched that was not asked for, and in a test nothing at all.
+            mock.patch("torch.hub.urlopen", side_effect=AssertionError("fetches something")),
             change(load_chapter(chapter)),
         ):
             answer = call_main(chapter, argv)

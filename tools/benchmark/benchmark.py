@@ -1,15 +1,15 @@
 """Measure the chapters side by side, against a plain DDP script and a bare loop.
 
-    python tools/benchmark/benchmark.py  # training and validation: chapters and reference
-    python tools/benchmark/benchmark.py --input  # the input pipeline on one core, against PIL's
-    python tools/benchmark/benchmark.py --loop  # train_one_epoch against a bare loop, one process
-    python tools/benchmark/benchmark.py --collectives  # all-reduce: latency and bandwidth by size
-    python tools/benchmark/benchmark.py --options  # single measures, such as bf16, each alone
+    python tools/benchmark/benchmark.py                # the chapters and the reference
+    python tools/benchmark/benchmark.py --input        # the input pipeline, against PIL's
+    python tools/benchmark/benchmark.py --loop         # train_one_epoch against a bare loop
+    python tools/benchmark/benchmark.py --collectives  # all-reduce: latency, bandwidth
+    python tools/benchmark/benchmark.py --options      # single measures, such as bf16
     python tools/benchmark/benchmark.py --all --out docs/assets/results/NAME
     python tools/benchmark/benchmark.py --render docs/assets/results/NAME/benchmark.json
 
 Writes benchmark.json (every run, machine, versions, commit), and made from it alone RESULT,
- SUMMARY (.en.md, .zh.md) and chart (.en.svg, .zh.svg). Variants of the training comparison:
+SUMMARY (.en.md, .zh.md) and chart (.en.svg, .zh.svg). Variants of the training comparison:
 
     reference     tools/benchmark/reference.py, a plain DDP script: what the ratios are to
     02, 02 bf16   a chapter by its number, then its flags: bf16, compile
