@@ -16,7 +16,7 @@ def test_most_are_noticed_by_make_test(request: pytest.FixtureRequest) -> None:
     """Each patch names a test that exists, and nearly all of those run on every change."""
     items = request.session.items
     files = {item.nodeid.partition("::")[0] for item in items}
-    if not files >= {mutation.tests.partition("::")[0] for mutation in MUTATIONS}:
+    if sum(mutation.tests.partition("::")[0] in files for mutation in MUTATIONS) < IN_MAKE_TEST:
         pytest.skip("needs the other tests in the same session: make test")
     run_by_test = [item for item in items if not item.get_closest_marker("proof")]
     # xdist writes a test's group behind its name.
