@@ -1,142 +1,149 @@
-"""Train ImageNet with nn.DataParallel: one process that drives all GPUs of one machine.
+r"""Train ImageNet with nn.DataParallel: one process drives all GPUs of one machine.
 
-Read it to understand it, and start new work with 02_distributed. In every step DataParallel
-copies the model from the first GPU to the others, scatters the images and gathers the logits,
-all from the threads of one Python interpreter: the first GPU fills up first, the others wait.
-Without two GPUs nothing is wrapped: this is then the plain single-process training.
-Line by line: https://pytorch-multi-gpu-cookbook.github.io/en/chapters/01_dataparallel/
-In Chinese:   https://pytorch-multi-gpu-cookbook.github.io/chapters/01_dataparallel/
+Read it to understand it, and start new work with 02_distributed. In every step
+DataParallel copies the model from the first GPU to the others, scatters the images and
+gathers the logits, by the threads of one Python interpreter: the others wait for the
+first GPU, whose memory fills up first, also because it evaluates alone. Without two
+GPUs nothing is wrapped: this is then the plain training of a single process.
 
-    # generated images, on whatever is there; ImageNet on all GPUs; on two of them
-    python 01_dataparallel/main.py --synthetic --arch resnet18 --image-size 64 --batch-size 64
-    python 01_dataparallel/main.py --data /data/imagenet --bf16
-    python 01_dataparallel/main.py --data /data/imagenet --bf16 --gpus 0,1
+    # generated images, on whatever is there
+    python 01_dataparallel/main.py --synthetic \
+        --arch resnet18 --image-size 64 --batch-size 64 --epochs 3
+    # ImageNet on all GPUs; on two of them
+    python 01_dataparallel/main.py --data /imagenet
+    python 01_dataparallel/main.py --data /imagenet --gpus 0,1
 
 Changed against 02_distributed:
 - no process group, so the functions that stand for one do next to nothing;
 - DataParallel in place of DistributedDataParallel, and --gpus to choose what it uses;
-- no --sync-bn and no --dist-timeout. BatchNorm sees one GPU's part of the batch, as in 02, and
-  the statistics of the first GPU are the ones that are kept.
+- no --sync-bn and no --dist-timeout. Each GPU normalises its own part of the batch, as
+  in 02, and the statistics of the first one are kept.
+Explained line by line in
+docs/en/chapters/01_dataparallel.md and docs/zh/chapters/01_dataparallel.md.
 """
 
+import argparse
 import json
 import math
 import os
-import shutil
+import textwrap
 import time
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
+from time import perf_counter
+from typing import NoReturn
 
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.nn import Module
+from torch.nn.parallel import DataParallel
 from torch.optim import SGD
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 from tqdm import tqdm
 
-CHAPTER, MOMENTUM = Path(__file__).resolve().parent.name, 0.9
+CHAPTER = Path(__file__).resolve().parent.name
 # ImageNet's mean and standard deviation of a pixel, 0 to 255: (2, 3, 1, 1).
-PIXELS = 255 * torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
-# What a resumed run takes from its checkpoint where the command line is silent.
-RESUMED = "arch image_size epochs batch_size lr warmup_epochs weight_decay label_smoothing seed"
-LEAST = dict(synthetic=4, image_size=8, lr=1e-9, workers=0, seed=0)  # else 1, for a float 0
+PIXELS = 255 * torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
+PIXELS = PIXELS.view(2, 3, 1, 1)
 
 
-def refuse_if(mistake: object, line: str) -> None:
-    """If there is a mistake, end this process with one line, status 1 and no traceback."""
-    if mistake:
-        raise SystemExit(f"{CHAPTER}: error: {line}")
+def fail(line: str) -> NoReturn:
+    """End this process with one line that says what to do, and status 1."""
+    raise SystemExit(f"{CHAPTER}: error: {line}")
 
 
-def build_parser() -> ArgumentParser:
-    """The flags: the same names, defaults and order in every chapter, its own ones last."""
-    usage = "%(prog)s --data DIR | --synthetic [N]  [options]  (--help lists them)"
-    parser = ArgumentParser(None, usage, __doc__.splitlines()[0], allow_abbrev=False)
-    parser.formatter_class = ArgumentDefaultsHelpFormatter
-    models = torchvision.models.list_models(module=torchvision.models)
-    workers = max(1, min(16, len(os.sched_getaffinity(0))))
+# ---- command line ----
+def positive(text: str) -> int:
+    """A type for argparse: 1, 2, 3 and so on."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return int(text)
+
+
+def amount(text: str) -> float:
+    """A type for argparse: a finite number that is not negative."""
+    if not 0 <= float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+    return float(text)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags: same names, defaults and order in every chapter, its own ones last."""
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s (--data DIR | --synthetic [N]) [options]",
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    cpus = len(os.sched_getaffinity(0))
+    workers = max(1, min(16, cpus))
+
+    add = parser.add_mutually_exclusive_group(required=True).add_argument
+    add("--data", metavar="DIR", help="ImageNet, in train/ and val/")
+    add("--synthetic", type=positive, nargs="?", const=1280, help="made-up images")
     add = parser.add_argument
-    add("--data", type=Path, metavar="DIR", help="ImageNet folder with train/ and val/ in it")
-    add("--synthetic", type=int, nargs="?", const=1280, metavar="N", help="N generated images")
-    add("--arch", choices=models, default="resnet50", metavar="NAME", help="a torchvision model")
-    add("--image-size", type=int, default=224, help="pixels a side")
-    add("--epochs", type=int, default=90, help="passes over the training images")
-    add("--batch-size", type=int, default=256, help="global: images a step, all ranks together")
-    add("--lr", type=float, default=0.1, help="peak rate per 256 images of the global batch")
-    add("--warmup-epochs", type=float, default=5.0, help="unless given, at most --epochs / 10")
-    add("--weight-decay", type=float, default=1e-4, help="L2 penalty on all weights")
-    add("--label-smoothing", type=float, default=0.0, help="in the training loss")
-    add("--workers", type=int, default=workers, help="image loading processes of each rank")
+    add("--arch", help="None: resnet50, or that of --resume")
+    add("--image-size", type=positive, default=224, help="pixels a side")
+    add("--epochs", type=positive, default=90, help="passes over the training images")
+    add("--batch-size", type=positive, default=256, help="of all ranks together")
+    add("--lr", type=amount, default=0.1, help="peak, for 256 images in a batch")
+    add("--warmup-epochs", type=amount, help="None: 5, but at most --epochs / 10")
+    add("--weight-decay", type=amount, default=1e-4, help="L2 penalty on all weights")
+    add("--label-smoothing", type=amount, default=0.0, help="in the training loss")
+    add("--workers", type=int, default=workers, help="per rank, load images")
     add("--bf16", action="store_true", help="bfloat16 autocast")
-    add("--compile", action="store_true", help="torch.compile the training step")
-    add("--pretrained", action="store_true", help="start from torchvision's ImageNet weights")
-    add("--output-dir", type=Path, default=Path("runs", CHAPTER), metavar="DIR", help="all output")
-    add("--resume", metavar="PATH|auto", help="a checkpoint; auto: --output-dir's, if it has one")
-    add("--evaluate", action="store_true", help="only evaluate --resume or --pretrained")
-    add("--seed", type=int, default=0, help="of weights, order and augmentation")
-    add("--print-freq", type=int, default=20, metavar="STEPS", help="between two log lines")
-    own = parser.add_argument_group("of this chapter").add_argument
-    own("--gpus", metavar="0,1,...", help="GPUs to use, all if not given; the first one gathers")
+    add("--compile", action="store_true", help="torch.compile the model")
+    add("--pretrained", action="store_true", help="begin with torchvision's weights")
+    add("--output-dir", default=f"runs/{CHAPTER}", help="for all output")
+    add("--resume", metavar="PATH|auto", help="auto: from --output-dir, if it has one")
+    add("--evaluate", action="store_true", help="do not train")
+    add("--seed", type=int, default=0, help="for weights, order, augmentation")
+    add("--print-freq", type=positive, default=20, help="steps between log lines")
+    add = parser.add_argument_group("of this chapter").add_argument
+    add("--gpus", metavar="0,1,...", help="the first one gathers; None: all")
     return parser
 
 
-def parse_args(argv: list[str] | None) -> tuple[Namespace, dict]:
-    """The arguments, and the checkpoint to go on from or {}; one line ends what cannot work."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    checkpoint = load_checkpoint(args)
-    # Parsed twice: what the checkpoint was trained with becomes the default, what is typed wins.
-    saved = checkpoint.get("args", {"warmup_epochs": min(5.0, args.epochs / 10)})
-    parser.set_defaults(**{name: saved[name] for name in RESUMED.split() if name in saved})
-    args = parser.parse_args(argv)
-    for name, value in vars(args).items():
-        least = LEAST.get(name, 1 if type(value) is int else 0)
-        wrong = type(value) in (int, float) and not least <= value < 2**31  # nor is nan
-        refuse_if(wrong, f"--{name.replace('_', '-')} {value} is out of range: {least} to 2**31")
-    refuse_if((args.data is None) == (args.synthetic is None), "give --data DIR or --synthetic")
-    refuse_if(args.label_smoothing > 1, "--label-smoothing is at most 1")
-    refuse_if(args.warmup_epochs > args.epochs, "--warmup-epochs is at most --epochs")
-    no_weights = args.evaluate and not (checkpoint or args.pretrained)
-    refuse_if(no_weights, "--evaluate needs --resume PATH or --pretrained")
-    refuse_if(checkpoint and args.pretrained, "--resume brings its weights: drop --pretrained")
-    arch, output_dir = saved.get("arch", args.arch), args.output_dir.resolve()
-    refuse_if(args.arch != arch, f"--resume {args.resume} is a {arch}: drop --arch {args.arch}")
-    existing = next(p for p in (output_dir, *output_dir.parents) if os.path.exists(p))
-    refuse_if(not os.access(f"{existing}/.", os.W_OK), f"--output-dir: cannot write to {existing}")
-    goes_on = args.resume == "auto" or Path(args.resume or "/").resolve().parent == output_dir
-    used = any(os.path.exists(output_dir / n) for n in ("metrics.jsonl", "checkpoint.pt"))
-    other_run = used and not (goes_on or args.evaluate)
-    refuse_if(other_run, f"{args.output_dir} holds a run: --resume auto or another --output-dir")
-    return args, checkpoint
-
-
-def chosen_gpus(args: Namespace) -> list[int]:
-    """The GPUs to use, the first of them with the weights on it; none on a machine without."""
+# ---- processes ----
+def pick_gpus(args: Namespace) -> list[int]:
+    """The numbers of the GPUs to use: the first has the weights. [] is the CPU."""
     count = torch.cuda.device_count()
-    words = args.gpus.split(",") if args.gpus else [str(gpu) for gpu in range(count)]
-    known = len(set(words)) == len(words) and set(words) <= {str(gpu) for gpu in range(count)}
-    refuse_if(not known, f"--gpus {args.gpus}: this machine has {count} GPUs, counted from 0")
-    return [int(word) for word in words]
+    if count > 0 and not torch.cuda.is_available():
+        fail("torch cannot use the GPUs of this machine: its driver may be too old")
+    if args.gpus is None:
+        return list(range(count))
+
+    known = [str(gpu) for gpu in range(count)]
+    chosen = args.gpus.split(",")
+    if not set(chosen) <= set(known) or len(set(chosen)) < len(chosen):
+        fail(f"--gpus {args.gpus}: this machine has {count} GPUs, counted from 0")
+    return [int(gpu) for gpu in chosen]
 
 
 def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
-    """Nothing to join; returns rank 0, world_size 1 and the device that holds the weights."""
-    gpus = chosen_gpus(args)
-    if gpus:
-        torch.cuda.set_device(gpus[0])
-        torch.set_float32_matmul_precision("high")  # TF32, as convolutions have it anyway
-    return 0, 1, torch.device("cuda", gpus[0]) if gpus else torch.device("cpu")
+    """Nothing to join. Returns rank 0, world_size 1 and the device of the weights."""
+    gpus = pick_gpus(args)
+    if args.compile and len(gpus) > 1:
+        # What torch.compile makes runs in the first thread only (pytorch issue 94636).
+        fail("--compile does not reach DataParallel's threads: add --gpus 0")
+    if not gpus:
+        return 0, 1, torch.device("cpu")
+
+    device = torch.device("cuda", gpus[0])
+    torch.cuda.set_device(device)
+    torch.set_float32_matmul_precision("high")  # TF32, as convolutions have it anyway
+    return 0, 1, device
 
 
-class InBfloat16(nn.Module):
-    """The model under an autocast of its own, as each thread of DataParallel needs one: torch tells
-    the threads that there is an autocast, not of which type, and theirs is float16."""
+class InBfloat16(Module):
+    """A model with an autocast of its own. DataParallel's threads take over that there
+    is an autocast but not its type: it would be float16."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Module) -> None:
         super().__init__()
         self.model = model
 
@@ -145,11 +152,12 @@ class InBfloat16(nn.Module):
             return self.model(images)
 
 
-def wrap_model(args: Namespace, model: nn.Module, device: torch.device) -> nn.Module:
-    """What training steps call. The bare model shares its weights, to be evaluated and saved."""
-    gpus = chosen_gpus(args)
-    if len(gpus) > 1:  # not kept in the checkpoint, or its names would all begin with "module."
-        model = nn.DataParallel(InBfloat16(model) if args.bf16 else model, gpus)
+def wrap_model(args: Namespace, model: Module) -> Module:
+    """What training steps call. It shares its weights with `model`."""
+    gpus = pick_gpus(args)
+    if len(gpus) > 1:
+        model = InBfloat16(model) if args.bf16 else model  # [dist]
+        model = DataParallel(model, gpus)  # [dist] is not saved, `model` is
     return torch.compile(model) if args.compile else model
 
 
@@ -158,297 +166,416 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def broadcast_buffers(model: nn.Module) -> None:
-    """Nothing to do: there is one set of buffers, that of the first GPU."""
+def broadcast_buffers(model: Module) -> None:
+    """Nothing to do: the first GPU's buffers are the only ones."""
+
+
+def check_same(numbers: list[int], world_size: int, device: torch.device) -> None:
+    """Nothing to compare: there is one process."""
 
 
 def cleanup() -> None:
     """Nothing to leave."""
 
 
+# ---- data ----
 def load_image(path: str) -> Tensor:
-    """The picture as uint8 RGB (3, height, width). Raises OSError, which names the file."""
+    """The picture as uint8 RGB (3, height, width). Raises ValueError with the path."""
     try:
         image = decode_image(path, ImageReadMode.RGB)
     except RuntimeError as error:
-        raise OSError(f"cannot decode {path}: {str(error).splitlines()[0]}") from None
-    if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
-        raise OSError(f"{path} is not one 8-bit picture: {image.dtype} {tuple(image.shape)}")
+        raise ValueError(f"cannot decode {path}") from error
+
+    if image.dtype != torch.uint8 or image.ndim != 3:
+        raise ValueError(f"not a single 8-bit image: {path}")
     return image
 
 
 def synthetic_images(numbers: range, size: int) -> Dataset:
-    """Learnable images held in memory: a colour pattern per class, noise of its own per image."""
+    """Images to learn: a colour for each class, and noise, shifted in each image."""
     generator = torch.Generator().manual_seed(0)
-    patterns = 64 + 128 * torch.rand(10, 3, 4, 4, generator=generator)
-    patterns = nn.functional.interpolate(patterns, size=(size, size), mode="bilinear")
+    colours = 64 + 128 * torch.rand(10, 3, 1, 1, generator=generator)
     noise = 48 * torch.randn(3, size, size, generator=generator)
-    images = ((patterns[n % 10] + noise.roll(n * 7919)).clamp(0, 255).byte() for n in numbers)
-    return TensorDataset(torch.stack(list(images)), torch.tensor(numbers) % 10)
+
+    images = []
+    for number in numbers:
+        image = colours[number % 10] + noise.roll(number * 7919)
+        images.append(image.clamp(0, 255).byte())
+    return TensorDataset(torch.stack(images), torch.tensor(numbers) % 10)
 
 
 def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, int]:
-    """Training set, validation set and number of classes. Replace it to train on your own data:
+    """Training set, validation set and number of classes. Replace it to use your data:
     an item is a uint8 image (3, size, size) and the index of its class."""
-    size, count = args.image_size, args.synthetic
-    if count:
+    size = args.image_size
+    if args.synthetic:
+        count = args.synthetic
         train_set = synthetic_images(range(count), size)
-        return train_set, synthetic_images(range(count, count + count // 4), size), 10
-    train_view = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
-    val_view = v2.Compose([v2.Resize(size * 8 // 7, antialias=True), v2.CenterCrop(size)])
-    load = torchvision.datasets.ImageFolder
-    try:
-        train_set = load(args.data / "train", train_view, loader=load_image)
-        val_set = load(args.data / "val", val_view, loader=load_image)
-    except FileNotFoundError as error:  # a flat val/, as it is downloaded, or an empty class
-        refuse_if(True, f"--data {args.data}: {error} It must hold train/CLASS/ and val/CLASS/")
-    odd = sorted(set(train_set.classes) ^ set(val_set.classes))
-    refuse_if(odd, f"--data {args.data}: train/ and val/ differ in {len(odd)} classes: {odd[:3]}")
+        val_set = synthetic_images(range(count, count + max(1, count // 4)), size)
+        return train_set, val_set, 10
+
+    train_view = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()])
+    val_view = v2.Compose([v2.Resize(size * 8 // 7), v2.CenterCrop(size)])
+    train_set = ImageFolder(f"{args.data}/train", train_view, loader=load_image)
+    val_set = ImageFolder(f"{args.data}/val", val_view, loader=load_image)
+
+    odd = set(train_set.classes) ^ set(val_set.classes)
+    if odd:
+        fail(f"{args.data}: only one of train/ and val/ has {sorted(odd)[:3]}")
     return train_set, val_set, len(train_set.classes)
+
+
+def check_data(
+    args: Namespace, checkpoint: dict, train_set: Dataset, num_classes: int
+) -> None:
+    """Refuse data that does not fit the checkpoint, or makes no whole batch."""
+    known = checkpoint.get("num_classes", num_classes)
+    if known != num_classes:
+        fail(f"--resume {args.resume} has {known} classes, the data {num_classes}")
+    if len(train_set) < args.batch_size and not args.evaluate:
+        fail(f"--batch-size {args.batch_size} is more than all {len(train_set)} images")
 
 
 def build_loaders(
     args: Namespace, train_set: Dataset, val_set: Dataset, rank: int, world_size: int
 ) -> tuple[DataLoader, DataLoader]:
-    """Batches of this rank's share of both sets, each its part of a global batch."""
-    # Workers live one epoch: seeded anew at its start, a resumed run repeats what they draw.
-    # Forked, whatever the process itself was started by: else each would import torch again.
-    options: dict = {"num_workers": args.workers, "pin_memory": torch.cuda.is_available()}
-    options |= {"multiprocessing_context": "fork" if args.workers else None}
-    options |= {"batch_size": args.batch_size // world_size}
-    # [dist] All ranks shuffle alike and take every world_size-th image: a step's shares together
-    # are the next batch_size images of that order, for any number of ranks.
-    sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed, drop_last=True)
+    """Batches of this rank's share of both sets."""
+    options = {
+        "batch_size": args.batch_size // world_size,  # [dist] --batch-size is global
+        "num_workers": args.workers,
+        "pin_memory": torch.cuda.is_available(),
+        # Forked workers need not import torch. They end with the epoch (there are no
+        # persistent_workers), because their random numbers begin from the epoch's seed.
+        "multiprocessing_context": "fork" if args.workers else None,
+    }
+    # All ranks shuffle alike and take every world_size-th image. Their shares of a step
+    # are together the next batch_size images of that order, for any number of ranks.
+    sampler = DistributedSampler(  # [dist]
+        train_set, world_size, rank, seed=args.seed, drop_last=True
+    )
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
-    # [dist] Not DistributedSampler: it repeats images to make shares equal; they would count twice.
-    share = range(rank, len(val_set), world_size)
+    # A DistributedSampler would repeat images to make shares equal: counted twice.
+    share = range(rank, len(val_set), world_size)  # [dist]
     return train_loader, DataLoader(val_set, sampler=share, **options)
 
 
-def build_model(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
-    """The model, from images (N, 3, H, W) to logits (N, num_classes). Replace it to train yours."""
-    # These two would train on extra outputs and want another normalisation than the rest.
-    inception = {"aux_logits": False, "transform_input": True, "init_weights": True}
-    options = inception if arch in ("googlenet", "inception_v3") else {}
-    model = torchvision.models.get_model(arch, num_classes=num_classes, **options)
+# ---- model ----
+def build_model(arch: str, num_classes: int, pretrained: bool) -> Module:
+    """From images (N, 3, H, W) to logits (N, num_classes). Replace it by your model."""
+    model = torchvision.models.get_model(arch, num_classes=num_classes)
     if pretrained:
-        try:
-            weights = torchvision.models.get_model(arch, weights="DEFAULT").state_dict()
-        except OSError as error:
-            refuse_if(True, f"--pretrained: cannot fetch the weights of {arch}: {error}")
-        own = model.state_dict()
-        fitting = {k: v for k, v in weights.items() if k in own and v.shape == own[k].shape}
-        fresh = model.load_state_dict(fitting, strict=False).missing_keys
-        print(f"--pretrained {arch}: new for {num_classes} classes are {fresh or 'no weights'}")
+        weights = torchvision.models.get_model(arch, weights="DEFAULT").state_dict()
+        for name, own in model.state_dict().items():
+            if own.shape == weights[name].shape:
+                own.copy_(weights[name])
+            else:
+                print(f"--pretrained {arch}: {name} keeps random weights")
     return model
 
 
 def build_optimizer(
-    args: Namespace, model: nn.Module, steps_per_epoch: int, checkpoint: dict
-) -> tuple[SGD, LambdaLR]:
-    """SGD and its schedule. The rate grows with the batch, after a linear warm-up (Goyal et al.
-    2017, arXiv:1706.02677), and falls along a cosine (Loshchilov & Hutter 2017, 1608.03983)."""
-    peak_lr = args.lr * args.batch_size / 256
-    warmup, total = args.warmup_epochs * steps_per_epoch, args.epochs * steps_per_epoch
-
-    def share_of_peak(step: int) -> float:
-        if step < warmup:
-            return min(1.0, (step + 1) / warmup)
-        return 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / max(1.0, total - warmup))
-
-    optimizer = SGD(model.parameters(), peak_lr, MOMENTUM, 0, args.weight_decay, fused=True)
-    schedule = LambdaLR(optimizer, share_of_peak)
+    args: Namespace, model: Module, checkpoint: dict, device: torch.device
+) -> SGD:
+    """Move the model to its device, make its optimizer; both as in the checkpoint."""
     if checkpoint:
-        # The momentum is the checkpoint's, the settings are this run's: --lr may have been typed.
-        settings = {"param_groups": optimizer.state_dict()["param_groups"]}
-        optimizer.load_state_dict(checkpoint["optimizer"] | settings)
-        position = checkpoint["epoch"] * steps_per_epoch + checkpoint["step_in_epoch"]
-        for weight, state in optimizer.state.items():  # in its layout, or fused SGD misreads it
-            state["momentum_buffer"] = torch.empty_like(weight).copy_(state["momentum_buffer"])
-        settings = {"base_lrs": [peak_lr], "last_epoch": position}
-        schedule.load_state_dict(checkpoint["schedule"] | settings)
-        optimizer.param_groups[0]["lr"] = peak_lr * share_of_peak(position)
-    return optimizer, schedule
+        model.load_state_dict(checkpoint["model"])
+    model.to(device, memory_format=torch.channels_last)
+
+    optimizer = SGD(model.parameters(), momentum=0.9, weight_decay=args.weight_decay)
+    if checkpoint:
+        state = optimizer.state_dict()  # with the settings of this command line
+        state["state"] = checkpoint["optimizer"]["state"]  # the momentum
+        optimizer.load_state_dict(state)
+    return optimizer
+
+
+def learning_rate(args: Namespace, epochs: float) -> float:
+    """The rate after so many epochs: 2.5 is the middle of the third one. It grows with
+    the batch and warms up linearly (Goyal et al. 2017, arXiv:1706.02677), then falls
+    along a cosine (Loshchilov & Hutter 2017, arXiv:1608.03983)."""
+    peak = args.lr * args.batch_size / 256
+    warmup = args.warmup_epochs
+    if warmup is None:
+        warmup = min(5, args.epochs / 10)
+
+    if epochs < warmup:
+        return peak * epochs / warmup
+    progress = (epochs - warmup) / (args.epochs - warmup)
+    return peak * (1 + math.cos(math.pi * progress)) / 2
+
+
+# ---- checkpoint ----
+def check_output_dir(args: Namespace) -> None:
+    """Refuse to train into the folder of another run."""
+    folder = Path(args.output_dir).resolve()
+    if args.evaluate or args.resume == "auto":
+        return
+    if args.resume and Path(args.resume).resolve().parent == folder:
+        return
+    for name in ("metrics.jsonl", "checkpoint.pt"):
+        if (folder / name).exists():
+            fail(f"{folder} holds a run: use --resume auto or another --output-dir")
 
 
 def load_checkpoint(args: Namespace) -> dict:
-    """What --resume names, on the CPU; {} if that is nothing."""
-    path = args.output_dir / "checkpoint.pt" if args.resume == "auto" else Path(args.resume or "")
-    if args.resume is None or (args.resume == "auto" and not os.path.exists(path)):
+    """What --resume names, on the CPU; {} to begin anew."""
+    path = Path(args.output_dir, "checkpoint.pt")
+    if args.resume is None or (args.resume == "auto" and not path.exists()):
+        if args.evaluate and not args.pretrained:
+            fail("--evaluate needs --resume PATH or --pretrained")
         return {}
-    try:
-        # map_location: or every rank loads onto GPU 0. weights_only: a pickle may run any code.
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        inside_epoch = checkpoint["step_in_epoch"] and not args.evaluate
-    except Exception as error:  # a missing, torn or foreign file fails in many ways
-        refuse_if(True, f"--resume {path} is no usable checkpoint: {error!r:.150}")
-    refuse_if(inside_epoch, f"--resume {path} stopped inside an epoch: go on with 06_slurm")
+    if args.resume != "auto":
+        path = Path(args.resume)
+
+    # Without map_location all ranks would load onto GPU 0. Without weights_only the
+    # file, which is a pickle, could run any code.
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    arch = checkpoint["args"]["arch"]
+    if args.arch not in (None, arch):
+        fail(f"--resume {path} is a {arch}: drop --arch {args.arch}")
+    if checkpoint["step_in_epoch"] and not args.evaluate:
+        fail(f"--resume {path} stopped inside an epoch: resume it by 06_slurm")
     return checkpoint
 
 
 def save_checkpoint(folder: Path, state: dict, is_best: bool) -> None:
-    """Write checkpoint.pt, and best.pt, so that each is the old file or the new one, whole."""
-    # best.pt first: a run killed between the two repeats its epoch and writes both again.
-    for name in ("best.pt", "checkpoint.pt") if is_best else ("checkpoint.pt",):
-        temporary = folder / "saving.tmp"  # one name: what a killed run leaves of it is used up
+    """Write checkpoint.pt, and best.pt. A crash leaves the old file or the new one."""
+    # best.pt first: a run killed between the two repeats its epoch and writes both.
+    for name in ["best.pt", "checkpoint.pt"] if is_best else ["checkpoint.pt"]:
+        temporary = folder / "saving.tmp"
         try:
             with temporary.open("wb") as file:
                 torch.save(state, file)
                 file.flush()
-                os.fsync(file.fileno())  # or a power cut may leave the name without the data
+                os.fsync(file.fileno())  # before the renaming, in case power fails
             temporary.replace(folder / name)
-        except (OSError, RuntimeError) as error:  # a full disk is a RuntimeError of torch.save
-            temporary.unlink(missing_ok=True)
-            why = str(error.__context__ or error).splitlines()[0]  # torch's speaks of a position
-            why += f"; {shutil.disk_usage(folder).free >> 20} MiB free; the file before it is whole"
-            refuse_if(True, f"cannot save {folder / name}: {why}")
+        finally:
+            temporary.unlink(missing_ok=True)  # if it was not renamed
 
 
+# ---- log ----
 class RunLog:
-    """Where the run stands; rank 0 writes it to a file, and has a bar on a terminal (None)."""
+    """Where the run stands. Rank 0 writes it to a file, and prints it."""
 
     def __init__(self, args: Namespace, rank: int, checkpoint: dict) -> None:
-        self.epoch, self.step = checkpoint.get("epoch", 0), checkpoint.get("global_step", 0)
-        self.file, self.folder, self.no_bar = None, args.output_dir, rank != 0 or None
-        if rank == 0:  # [dist] not local_rank, which is 0 once on every machine
-            args.output_dir.mkdir(parents=True, exist_ok=True)
-            name = "evaluate.jsonl" if args.evaluate else "metrics.jsonl"
-            self.file = (args.output_dir / name).open("ab", buffering=0)
+        self.epoch = checkpoint.get("epoch", 0)  # from 0
+        self.step = checkpoint.get("global_step", 0)  # steps done, in all epochs
+        self.best_acc1 = checkpoint.get("best_acc1", -1.0)  # percent
+        self.folder = Path(args.output_dir)
+        self.name = "evaluate.jsonl" if args.evaluate else "metrics.jsonl"
+        self.place = "checkpoint"  # what the printed lines begin with
+        self.silent = rank != 0  # [dist] not local_rank, which is 0 on every machine
+        # For tqdm: True is no bar, None is no bar unless this is a terminal.
+        self.no_bar = True if self.silent else None
 
-    def event(self, event: str, **fields: object) -> None:
-        """One line with the epoch (from 0) and the steps done; a loss gone wrong ends the run."""
-        good = max(self.folder.glob("checkpoint.pt"), default="none")
-        bad = f"loss {fields.get('loss')} by step {self.step}, lower --lr; last checkpoint: {good}"
-        refuse_if(not math.isfinite(fields.get("loss", 0)), bad)
-        if self.file:
-            fields = {"epoch": self.epoch, "step": self.step} | fields
-            line = json.dumps({"event": event, "time": time.time()} | fields)
-            self.file.write(f"{line}\n".encode())
-            short = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in fields.items()}
-            tqdm.write("  ".join([event, *(f"{k} {v}" for k, v in short.items() if k != "args")]))
+    def write(self, event: str, text: str, **fields: object) -> None:
+        """Append an event with all its fields to the file, and print the text."""
+        if self.silent:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        row = {"event": event, "time": time.time(), "epoch": self.epoch}
+        row.update(step=self.step, **fields)
+        with (self.folder / self.name).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        tqdm.write(text)
+
+    def check_loss(self, loss: float) -> None:
+        """End the run, on all ranks, if the loss is infinite or nan."""
+        if not math.isfinite(loss):
+            saved = self.folder / "checkpoint.pt"
+            last = f", last checkpoint: {saved}" if saved.exists() else ""
+            fail(f"the loss is {loss} at step {self.step}: lower --lr{last}")
 
 
-def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """uint8 images (N, 3, H, W) as normalised float32, channels_last, and the targets (N,)."""
-    # Bytes until here: a quarter of what floats would take between processes and to the GPU.
+# ---- training ----
+def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple:
+    """uint8 images (N, 3, H, W) as normalised float32, channels_last; targets (N,)."""
+    # Images are bytes until here: a quarter of what floats would take on their way.
+    images = images.to(device, non_blocking=True)
+    images = images.float(memory_format=torch.channels_last)
     mean, std = PIXELS.to(device, non_blocking=True)
-    images = images.to(device, non_blocking=True).float(memory_format=torch.channels_last)
     return images.sub_(mean).div_(std), targets.to(device, non_blocking=True)
 
 
 def train_one_epoch(
-    args: Namespace, model: nn.Module, loader: DataLoader, schedule: LambdaLR, log: RunLog
+    args: Namespace, model: Module, loader: DataLoader, optimizer: SGD, log: RunLog
 ) -> None:
-    """Train on this rank's share of the images. No ordinary step waits for the device."""
-    optimizer, device = schedule.optimizer, next(model.train().parameters()).device
+    """Train on this rank's share of the images. No ordinary step waits for the device:
+    loss and hits add up there. (With --sync-bn torch waits, in every BatchNorm.)"""
+    device = next(model.parameters()).device
     criterion = nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
-    # Loss sum, correct, images: added up on the device, because to read one is to wait for it.
-    totals = torch.zeros(3, dtype=torch.float64, device=device)
-    waited, window = 0.0, (asked := time.perf_counter())
-    for step_in_epoch, (images, targets) in enumerate(tqdm(loader, disable=log.no_bar), start=1):
-        waited += time.perf_counter() - asked
+    totals = torch.zeros(3, dtype=torch.float64, device=device)  # loss, hits, images
+    data_wait = 0.0
+    start = asked = perf_counter()
+
+    model.train()
+    bar = tqdm(loader, log.place, leave=False, disable=log.no_bar)
+    for step, (images, targets) in enumerate(bar, start=1):
+        data_wait += perf_counter() - asked
         images, targets = to_device(images, targets, device)
+        lr = learning_rate(args, log.epoch + (step - 0.5) / len(loader))
+        optimizer.param_groups[0]["lr"] = lr
+
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
             logits = model(images)
             loss = criterion(logits, targets)
+
         optimizer.zero_grad()
-        loss.backward()  # [dist] averages the gradients over the ranks while it still computes
+        loss.backward()  # [dist] averages the gradients over the ranks as it goes
         optimizer.step()
-        lr = optimizer.param_groups[0]["lr"]
-        schedule.step()
         log.step += 1
+
         totals[0] += loss.detach() * len(targets)
         totals[1] += (logits.detach().argmax(1) == targets).sum()
         totals[2] += len(targets)
-        if step_in_epoch % args.print_freq == 0 or step_in_epoch in (1, len(loader)):
-            # [dist] One collective and one wait for the device, for all three, in many steps.
-            loss_sum, correct, n = all_reduce_sum(totals).tolist()
-            took = time.perf_counter() - window
-            row = {"loss": loss_sum / n, "acc1": 100 * correct / n, "lr": lr}
-            row |= {"seconds": round(took, 3), "data_wait": round(waited / took, 3)}
-            peak = torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss << 10
-            log.event("train", **row, images_per_second=round(n / took, 1), max_memory=peak >> 20)
-            waited, window = 0.0, time.perf_counter()
+
+        if step % args.print_freq == 0 or step in (1, len(loader)):
+            # One collective and one wait for the device, in many steps.
+            loss_sum, hits, count = all_reduce_sum(totals).tolist()  # [dist]
+            log.check_loss(loss_sum)
+            seconds = perf_counter() - start
+            row = {
+                "loss": loss_sum / count,
+                "acc1": 100 * hits / count,
+                "lr": lr,
+                "seconds": round(seconds, 3),
+                "images_per_second": round(count / seconds, 1),
+                "data_wait": round(data_wait / seconds, 3),
+                "max_memory": torch.cuda.max_memory_allocated() >> 20,  # MiB
+            }
+            text = "loss {loss:.3g}  acc1 {acc1:.3g}%  lr {lr:.3g}"
+            text += "  {images_per_second:.0f} images/s"
+            text = text.format(**row)
+            log.write("train", f"{log.place}  step {step}/{len(loader)}  {text}", **row)
+            bar.set_postfix_str(text)
+
             totals.zero_()
-        asked = time.perf_counter()
+            data_wait = 0.0
+            start = perf_counter()
+        asked = perf_counter()
 
 
 @torch.inference_mode()
-def evaluate(args: Namespace, model: nn.Module, loader: DataLoader, log: RunLog) -> dict:
-    """Loss and accuracy in percent, exact for any number of images and ranks: sums of all."""
-    broadcast_buffers(model)  # [dist] so that all ranks evaluate the model that rank 0 saves
-    device = next(model.eval().parameters()).device
-    totals = torch.zeros(4, dtype=torch.float64, device=device)  # loss sum, top-1, top-5, images
-    for images, targets in tqdm(loader, disable=log.no_bar):
+def evaluate(args: Namespace, model: Module, loader: DataLoader, log: RunLog) -> float:
+    """Log loss and accuracies on the validation set; returns acc1 in percent. Exact for
+    any number of images and ranks: sums over all of them, divided once."""
+    broadcast_buffers(model)  # [dist] all ranks evaluate the model that rank 0 saves
+    device = next(model.parameters()).device
+    totals = torch.zeros(4, dtype=torch.float64, device=device)
+
+    model.eval()
+    for images, targets in tqdm(loader, "val", leave=False, disable=log.no_bar):
         images, targets = to_device(images, targets, device)
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
             logits = model(images).double()
-        hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
+        guesses = logits.topk(min(5, logits.shape[1])).indices
+        hits = guesses == targets[:, None]
         totals[0] += nn.functional.cross_entropy(logits, targets, reduction="sum")
         totals[1] += hits[:, 0].sum()
         totals[2] += hits.sum()
         totals[3] += len(targets)
-    # [dist] The only collective: a rank may have had fewer batches than the others, or none.
-    loss, top1, top5, n = all_reduce_sum(totals).tolist()
-    return {"loss": loss / n, "acc1": 100 * top1 / n, "acc5": 100 * top5 / n, "images": int(n)}
+
+    # The only collective: a rank may have had fewer batches than others, or none.
+    loss_sum, top1, top5, count = all_reduce_sum(totals).tolist()  # [dist]
+    log.check_loss(loss_sum)
+    result = {
+        "loss": loss_sum / count,
+        "acc1": 100 * top1 / count,
+        "acc5": 100 * top5 / count,
+        "images": int(count),
+    }
+    text = "loss {loss:.3g}  acc1 {acc1:.4g}%  acc5 {acc5:.4g}%  of {images} images"
+    log.write("eval", f"{log.place}  validation  {text.format(**result)}", **result)
+    return result["acc1"]
+
+
+# ---- the run ----
+def log_start(
+    log: RunLog, settings: dict, saved: dict, classes: int, *loaders: DataLoader
+) -> None:
+    """Write what runs where, and what the user has changed since the checkpoint."""
+    train_loader, val_loader = loaders
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    facts = {
+        "chapter": CHAPTER,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "host": os.uname().nodename,
+        "device": device,
+        "world_size": settings["batch_size"] // train_loader.batch_size,
+        "global_batch_size": settings["batch_size"],
+        "per_rank_batch_size": train_loader.batch_size,
+        "steps_per_epoch": len(train_loader),
+        "train_images": len(train_loader.dataset),
+        "val_images": len(val_loader.dataset),
+        "classes": classes,
+        "resumed_from_step": log.step,
+    }
+
+    words = [f"{name} {fact}" for name, fact in facts.items()]
+    for name, old in saved.items():
+        if settings.get(name, old) != old and name not in ("resume", "evaluate"):
+            words.append(f"{name} was {old}")
+    text = textwrap.fill(", ".join(words), width=88)
+    log.write("start", text, **facts, args=settings)
 
 
 def run(args: Namespace, checkpoint: dict) -> None:
     """The whole run of one rank."""
     train_set, val_set, num_classes = build_datasets(args)
-    known = checkpoint.get("num_classes", num_classes)
-    refuse_if(known != num_classes, f"{args.resume} knows {known} classes, the data {num_classes}")
-    too_few = len(train_set) < args.batch_size and not args.evaluate
-    refuse_if(too_few, f"{len(train_set)} images are fewer than --batch-size {args.batch_size}")
+    check_data(args, checkpoint, train_set, num_classes)
     rank, world_size, device = setup_distributed(args)  # [dist]
+    log = RunLog(args, rank, checkpoint)
+    check_same([len(train_set), len(val_set), log.step], world_size, device)  # [dist]
     train_loader, val_loader = build_loaders(args, train_set, val_set, rank, world_size)
+
+    saved = checkpoint.get("args", {})
+    arch = args.arch or saved.get("arch", "resnet50")
+    settings = {**vars(args), "arch": arch}
+    log_start(log, settings, saved, num_classes, train_loader, val_loader)
+
     torch.manual_seed(args.seed)
-    # [dist] Rank 0 alone fetches --pretrained weights; wrap_model hands them to the others.
-    raw_model = build_model(args.arch, num_classes, args.pretrained and rank == 0)
-    raw_model.load_state_dict(checkpoint.get("model", raw_model.state_dict()))
-    raw_model = raw_model.to(device, memory_format=torch.channels_last)
-    optimizer, schedule = build_optimizer(args, raw_model, len(train_loader), checkpoint)
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    facts = {"train_images": len(train_set), "val_images": len(val_set), "classes": num_classes}
-    mine = torch.tensor([*facts.values(), checkpoint.get("global_step", 0)], device=device)
-    # [dist] Machines may see different disks: without this the ranks hang, or train on garbage.
-    same = torch.equal(all_reduce_sum(mine.clone()), mine * world_size)
-    refuse_if(not same, f"rank {rank} has {facts}, others differ in data or checkpoint: share both")
-    log, best_acc1 = RunLog(args, rank, checkpoint), checkpoint.get("best_acc1", -1.0)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    facts |= {"torch": torch.__version__, "cuda": torch.version.cuda, "host": os.uname().nodename}
-    facts |= {"device": name, "world_size": world_size, "global_batch_size": args.batch_size}
-    facts |= {"per_rank_batch_size": train_loader.batch_size, "steps_per_epoch": len(train_loader)}
-    saved = [(k, checkpoint["args"][k]) for k in RESUMED.split()] if checkpoint else []
-    facts |= {f"{k} was": old for k, old in saved if old != settings[k]}  # what the user changed
-    log.event("start", chapter=CHAPTER, resumed_from_step=log.step, **facts, args=settings)
-    model = wrap_model(args, raw_model, device)  # [dist] once it has its weights and its device
+    fetch = args.pretrained and not checkpoint and rank == 0  # [dist] see wrap_model
+    raw_model = build_model(arch, num_classes, fetch)
+    optimizer = build_optimizer(args, raw_model, checkpoint, device)
+    model = wrap_model(args, raw_model)  # [dist] with the weights that optimizer has
+
+    epochs = range(log.epoch, args.epochs)
     if args.evaluate:
-        log.event("eval", **evaluate(args, raw_model, val_loader, log))
-    for epoch in range(log.epoch, 0 if args.evaluate else args.epochs):
+        evaluate(args, raw_model, val_loader, log)
+        epochs = range(0)
+    for epoch in epochs:
         log.epoch = epoch
-        train_loader.sampler.set_epoch(epoch)  # [dist] or each epoch repeats the first one's order
-        # [dist] Dropout and augmentation differ by rank and epoch, and repeat after a resume.
-        torch.manual_seed((args.seed * 1_000_003 + epoch * world_size + rank) % 2**32)
-        train_one_epoch(args, model, train_loader, schedule, log)
-        result = evaluate(args, raw_model, val_loader, log)
-        log.event("eval", **result)
-        is_best, best_acc1 = result["acc1"] > best_acc1, max(result["acc1"], best_acc1)
-        state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}
-        state |= {"schedule": schedule.state_dict(), "scaler": None, "step_in_epoch": 0}
-        state |= {"epoch": epoch + 1, "global_step": log.step, "best_acc1": best_acc1}
-        state |= {"num_classes": num_classes, "args": settings}
+        log.place = f"epoch {epoch + 1}/{args.epochs}"
+        train_loader.sampler.set_epoch(epoch)  # [dist] gives each epoch its own order
+        # Dropout and augmentation differ by rank and epoch, and repeat after a resume.
+        torch.manual_seed(args.seed * 1_000_003 + epoch * world_size + rank)  # [dist]
+        train_one_epoch(args, model, train_loader, optimizer, log)
+        acc1 = evaluate(args, raw_model, val_loader, log)
+
+        is_best = acc1 > log.best_acc1
+        log.best_acc1 = max(acc1, log.best_acc1)
+        state = {
+            "model": raw_model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "scaler": None,  # chapter 04 has one
+            "epoch": epoch + 1,
+            "step_in_epoch": 0,  # chapter 06 saves in an epoch
+            "global_step": log.step,
+            "best_acc1": log.best_acc1,
+            "num_classes": num_classes,
+            "args": settings,
+        }
         if rank == 0:  # [dist] one writer for one file
-            save_checkpoint(args.output_dir, state, is_best)
-    log.event("end", best_acc1=best_acc1)
+            save_checkpoint(log.folder, state, is_best)
+    log.write("end", "end", best_acc1=log.best_acc1)
     cleanup()  # [dist]
 
 
 def main(argv: list[str] | None = None) -> None:
-    try:
-        run(*parse_args(argv))
-    except OSError as error:  # an unreadable image: from a worker, the last line of its traceback
-        refuse_if(True, str(error).strip().splitlines()[-1].removeprefix("OSError: "))
+    args = build_parser().parse_args(argv)
+    check_output_dir(args)
+    run(args, load_checkpoint(args))
 
 
 if __name__ == "__main__":

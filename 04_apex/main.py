@@ -1,36 +1,44 @@
-"""Train ImageNet in mixed precision: torch.amp, or NVIDIA's Apex, which it came from.
+r"""Train ImageNet in mixed precision: torch.amp, or NVIDIA's Apex before it.
 
-Use it on any GPU with fast 16-bit arithmetic: bf16 where the GPU has it (since Ampere), fp16 with
-loss scaling elsewhere. Take --impl apex only to go on with code that was written for it: Apex
-removed its amp and its DistributedDataParallel in May 2025, and tag 25.05 is the last with them.
-Line by line: https://pytorch-multi-gpu-cookbook.github.io/en/chapters/04_apex/
-In Chinese:   https://pytorch-multi-gpu-cookbook.github.io/chapters/04_apex/
+Use it on any GPU with fast 16-bit arithmetic: bf16 where the GPU has it (Ampere and
+newer), fp16 with loss scaling elsewhere. Take --impl apex only to go on with code that
+was written for it: Apex removed amp and DistributedDataParallel in May 2025, and 25.05
+is its last tag that has them.
 
-    # two processes on generated images; all GPUs in bf16 (or --amp-dtype fp16); the same by Apex
-    torchrun --standalone --nproc-per-node 2 04_apex/main.py --synthetic --epochs 3 \\
-        --arch resnet18 --image-size 64 --batch-size 64
-    torchrun --standalone --nproc-per-node gpu 04_apex/main.py --data /data/imagenet
-    torchrun --standalone --nproc-per-node gpu 04_apex/main.py --data /data/imagenet \\
+    # two processes on generated images, with or without GPUs
+    torchrun --standalone --nproc-per-node 2 04_apex/main.py --synthetic \
+        --arch resnet18 --image-size 64 --batch-size 64 --epochs 3
+    # ImageNet on all GPUs of a machine: bf16, fp16, and Apex
+    torchrun --standalone --nproc-per-node gpu 04_apex/main.py --data /imagenet
+    torchrun --standalone --nproc-per-node gpu 04_apex/main.py --data /imagenet \
+        --amp-dtype fp16
+    torchrun --standalone --nproc-per-node gpu 04_apex/main.py --data /imagenet \
         --impl apex --opt-level O1 --fused-sgd
 
 Changed against 02_distributed:
-- --amp-dtype in place of --bf16, and with fp16 a GradScaler: in the step, log and checkpoint;
-- --clip-grad, on gradients that are no longer scaled; --fused-sgd, the optimizer of Apex;
-- --impl apex: amp.initialize, scale_loss, Apex's DistributedDataParallel and SyncBatchNorm;
-- the log counts the steps that were skipped because a gradient overflowed.
+- --amp-dtype in place of --bf16; for fp16 a GradScaler, in step, log and checkpoint;
+- --clip-grad, on gradients that are no longer scaled; --fused-sgd, Apex's optimizer;
+- --impl apex: amp.initialize, scale_loss, Apex's DistributedDataParallel and SyncBN.
+`Native` and `Apex` are the two ways to do the same.
+Explained line by line in
+docs/en/chapters/04_apex.md and docs/zh/chapters/04_apex.md.
 """
 
-import importlib.util
+import argparse
+import contextlib
+import importlib
 import json
 import math
 import os
-import shutil
-import sys
+import textwrap
 import time
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import Namespace
+from collections import deque
 from datetime import timedelta
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
+from time import perf_counter
+from types import ModuleType
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -38,563 +46,734 @@ import torchvision
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 from tqdm import tqdm
 
-CHAPTER, MOMENTUM, KEPT = Path(__file__).resolve().parent.name, 0.9, []
+CHAPTER = Path(__file__).resolve().parent.name
 # ImageNet's mean and standard deviation of a pixel, 0 to 255: (2, 3, 1, 1).
-PIXELS = 255 * torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
-# What a resumed run takes from its checkpoint where the command line is silent.
-RESUMED = "arch image_size epochs batch_size lr warmup_epochs weight_decay label_smoothing seed"
+PIXELS = 255 * torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
+PIXELS = PIXELS.view(2, 3, 1, 1)
+OPT_LEVELS = ["O0", "O1", "O2", "O3"]
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-LEAST = dict(synthetic=4, image_size=8, lr=1e-9, workers=0, seed=0)  # else 1, for a float 0
-HOPELESS = 20  # so many steps in a row that were skipped end the run: the scale has lost 2**20
+HELD: deque = deque(maxlen=200)  # handles that stay alive, see wait_for
 
 
-def refuse_if(mistake: object, line: str) -> None:
-    """If there is a mistake, end this process with one line, status 1 and no traceback."""
-    if mistake:
-        raise SystemExit(f"{CHAPTER}: error: {line}")
+def fail(line: str) -> NoReturn:
+    """End this process with one line that says what to do, and status 1."""
+    raise SystemExit(f"{CHAPTER}: error: {line}")
 
 
-def build_parser() -> ArgumentParser:
-    """The flags: the same names, defaults and order in every chapter, its own ones last."""
-    usage = "%(prog)s --data DIR | --synthetic [N]  [options]  (--help lists them)"
-    parser = ArgumentParser(None, usage, __doc__.splitlines()[0], allow_abbrev=False)
-    parser.formatter_class = ArgumentDefaultsHelpFormatter
-    models = torchvision.models.list_models(module=torchvision.models)
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # [dist] they share the CPUs
-    workers = max(1, min(16, len(os.sched_getaffinity(0)) // local_world_size))
+# ---- command line ----
+def positive(text: str) -> int:
+    """A type for argparse: 1, 2, 3 and so on."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return int(text)
+
+
+def amount(text: str) -> float:
+    """A type for argparse: a finite number that is not negative."""
+    if not 0 <= float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+    return float(text)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags: same names, defaults and order in every chapter, its own ones last."""
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s (--data DIR | --synthetic [N]) [options]",
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    cpus = len(os.sched_getaffinity(0))
+    cpus //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # [dist] ranks share them
+    workers = max(1, min(16, cpus))
+
+    add = parser.add_mutually_exclusive_group(required=True).add_argument
+    add("--data", metavar="DIR", help="ImageNet, in train/ and val/")
+    add("--synthetic", type=positive, nargs="?", const=1280, help="made-up images")
     add = parser.add_argument
-    add("--data", type=Path, metavar="DIR", help="ImageNet folder with train/ and val/ in it")
-    add("--synthetic", type=int, nargs="?", const=1280, metavar="N", help="N generated images")
-    add("--arch", choices=models, default="resnet50", metavar="NAME", help="a torchvision model")
-    add("--image-size", type=int, default=224, help="pixels a side")
-    add("--epochs", type=int, default=90, help="passes over the training images")
-    add("--batch-size", type=int, default=256, help="global: images a step, all ranks together")
-    add("--lr", type=float, default=0.1, help="peak rate per 256 images of the global batch")
-    add("--warmup-epochs", type=float, default=5.0, help="unless given, at most --epochs / 10")
-    add("--weight-decay", type=float, default=1e-4, help="L2 penalty on all weights")
-    add("--label-smoothing", type=float, default=0.0, help="in the training loss")
-    add("--workers", type=int, default=workers, help="image loading processes of each rank")
-    add("--compile", action="store_true", help="torch.compile the training step")
-    add("--sync-bn", action="store_true", help="BatchNorm statistics over all ranks, GPU only")
-    add("--pretrained", action="store_true", help="start from torchvision's ImageNet weights")
-    add("--output-dir", type=Path, default=Path("runs", CHAPTER), metavar="DIR", help="all output")
-    add("--resume", metavar="PATH|auto", help="a checkpoint; auto: --output-dir's, if it has one")
-    add("--evaluate", action="store_true", help="only evaluate --resume or --pretrained")
-    add("--seed", type=int, default=0, help="of weights, order and augmentation")
-    add("--print-freq", type=int, default=20, metavar="STEPS", help="between two log lines")
-    add("--dist-timeout", type=int, default=600, metavar="SECONDS", help="to wait for other ranks")
-    own = parser.add_argument_group("of this chapter").add_argument
-    own("--impl", choices=["native", "apex"], default="native", help="torch.amp, or Apex's amp")
-    own("--amp-dtype", choices=AMP_DTYPES, help="of native autocast, bf16 if not given; fp32: off")
-    own("--clip-grad", type=float, default=0.0, metavar="NORM", help="bound of their norm; 0: none")
-    own("--loss-scale", type=float, default=0.0, help="native fp16: the first; apex: a fixed one")
-    own("--fused-sgd", action="store_true", help="FusedSGD of Apex, which has it to this day")
-    own("--opt-level", choices=["O0", "O1", "O2", "O3"], default="O1", help="of --impl apex")
-    own("--keep-batchnorm-fp32", choices=["True", "False"], help="of --opt-level O2 and O3")
+    add("--arch", help="None: resnet50, or that of --resume")
+    add("--image-size", type=positive, default=224, help="pixels a side")
+    add("--epochs", type=positive, default=90, help="passes over the training images")
+    add("--batch-size", type=positive, default=256, help="of all ranks together")
+    add("--lr", type=amount, default=0.1, help="peak, for 256 images in a batch")
+    add("--warmup-epochs", type=amount, help="None: 5, but at most --epochs / 10")
+    add("--weight-decay", type=amount, default=1e-4, help="L2 penalty on all weights")
+    add("--label-smoothing", type=amount, default=0.0, help="in the training loss")
+    add("--workers", type=int, default=workers, help="per rank, load images")
+    add("--compile", action="store_true", help="torch.compile the model")
+    add("--sync-bn", action="store_true", help="BatchNorm over all ranks, GPUs only")
+    add("--pretrained", action="store_true", help="begin with torchvision's weights")
+    add("--output-dir", default=f"runs/{CHAPTER}", help="for all output")
+    add("--resume", metavar="PATH|auto", help="auto: from --output-dir, if it has one")
+    add("--evaluate", action="store_true", help="do not train")
+    add("--seed", type=int, default=0, help="for weights, order, augmentation")
+    add("--print-freq", type=positive, default=20, help="steps between log lines")
+    add("--dist-timeout", type=positive, default=600, help="seconds to wait for a rank")
+    add = parser.add_argument_group("of this chapter").add_argument
+    add("--impl", choices=["native", "apex"], default="native", help="whose amp")
+    add("--amp-dtype", choices=AMP_DTYPES, help="of --impl native; None: bf16")
+    add("--clip-grad", type=amount, default=0.0, help="bound of their norm; 0: none")
+    add("--loss-scale", type=amount, help="native fp16: the first; apex: a fixed one")
+    add("--fused-sgd", action="store_true", help="Apex's FusedSGD")
+    add("--opt-level", choices=OPT_LEVELS, help="of --impl apex; None: O1")
     return parser
 
 
-def parse_args(argv: list[str] | None) -> tuple[Namespace, dict]:
-    """The arguments, and the checkpoint to go on from or {}; one line ends what cannot work."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    checkpoint = load_checkpoint(args)
-    # Parsed twice: what the checkpoint was trained with becomes the default, what is typed wins.
-    saved = checkpoint.get("args", {"warmup_epochs": min(5.0, args.epochs / 10)})
-    parser.set_defaults(**{name: saved[name] for name in RESUMED.split() if name in saved})
-    args = parser.parse_args(argv)
-    for name, value in vars(args).items():
-        least = LEAST.get(name, 1 if type(value) is int else 0)
-        wrong = type(value) in (int, float) and not least <= value < 2**31  # nor is nan
-        refuse_if(wrong, f"--{name.replace('_', '-')} {value} is out of range: {least} to 2**31")
-    refuse_if((args.data is None) == (args.synthetic is None), "give --data DIR or --synthetic")
-    refuse_if(args.label_smoothing > 1, "--label-smoothing is at most 1")
-    refuse_if(args.warmup_epochs > args.epochs, "--warmup-epochs is at most --epochs")
-    no_weights = args.evaluate and not (checkpoint or args.pretrained)
-    refuse_if(no_weights, "--evaluate needs --resume PATH or --pretrained")
-    refuse_if(checkpoint and args.pretrained, "--resume brings its weights: drop --pretrained")
-    arch, output_dir = saved.get("arch", args.arch), args.output_dir.resolve()
-    refuse_if(args.arch != arch, f"--resume {args.resume} is a {arch}: drop --arch {args.arch}")
-    existing = next(p for p in (output_dir, *output_dir.parents) if os.path.exists(p))
-    refuse_if(not os.access(f"{existing}/.", os.W_OK), f"--output-dir: cannot write to {existing}")
-    goes_on = args.resume == "auto" or Path(args.resume or "/").resolve().parent == output_dir
-    used = any(os.path.exists(output_dir / n) for n in ("metrics.jsonl", "checkpoint.pt"))
-    other_run = used and not (goes_on or args.evaluate)
-    refuse_if(other_run, f"{args.output_dir} holds a run: --resume auto or another --output-dir")
-    return args, checkpoint
+# ---- processes ----
+def apex(module: str) -> ModuleType:
+    """A module of Apex. Ends with one line if this is no Apex, or a newer one."""
+    try:
+        return importlib.import_module(f"apex.{module}")
+    except ImportError as error:
+        why = "PyPI's apex is another package, and tags after 25.05 have no amp"
+        source = "git clone -b 25.05 https://github.com/NVIDIA/apex"
+        fail(f"cannot import Apex ({error}); {why}. Build it: {source}, see its README")
 
 
 def check_precision(args: Namespace) -> None:
-    """End with one line what contradicts itself, or needs an Apex that is not here."""
-    apex, deep = args.impl == "apex", args.opt_level in ("O2", "O3")
-    native_only = args.amp_dtype or args.compile
-    refuse_if(apex and native_only, "--amp-dtype and --compile are not for --impl apex: drop them")
-    refuse_if(not apex and args.opt_level != "O1", "--opt-level needs --impl apex")
-    keep = args.keep_batchnorm_fp32 and not (apex and deep)
-    refuse_if(keep, "--keep-batchnorm-fp32 needs --impl apex --opt-level O2 or O3")
-    no_scale = args.loss_scale and not (apex or args.amp_dtype == "fp16")
-    refuse_if(no_scale, "--loss-scale needs --amp-dtype fp16 or --impl apex")
-    if not (apex or args.fused_sgd):
-        return
-    build = "git clone -b 25.05 https://github.com/NVIDIA/apex; pip install --no-build-isolation "
-    build += "./apex; --fused-sgd needs its CUDA kernels too, by the options --config-settings "
-    build += "--build-option=--cpp_ext --config-settings --build-option=--cuda_ext"
-    spec = importlib.util.find_spec("apex")
-    refuse_if(spec is None, f"Apex is not installed: {build}")
-    # Looked for as files: the import of PyPI's apex, a toolkit for web applications, fails.
-    roots = map(Path, spec.submodule_search_locations or [])
-    inside = {path.name for root in roots for path in root.glob("*")}
-    foreign = "multi_tensor_apply" not in inside
-    refuse_if(foreign, f"this apex is PyPI's, not NVIDIA's: pip uninstall apex; {build}")
-    gone = apex and "amp" not in inside
-    refuse_if(gone, f"this Apex is newer than 25.05 and has no amp: drop --impl apex or {build}")
-    refuse_if(not torch.cuda.is_available(), "Apex needs a GPU, torch sees none: use --impl native")
-    no_kernels = args.fused_sgd and importlib.util.find_spec("amp_C") is None
-    refuse_if(no_kernels, f"--fused-sgd needs Apex with its CUDA kernels: {build}")
+    """Refuse flags that would be without effect."""
+    if args.impl == "apex" and (args.amp_dtype or args.compile):
+        fail("--amp-dtype and --compile are for --impl native: drop them")
+    if args.impl == "native" and args.opt_level:
+        fail("--opt-level needs --impl apex")
+    if args.impl == "native" and args.loss_scale and args.amp_dtype != "fp16":
+        fail("--loss-scale needs --amp-dtype fp16 or --impl apex")
+
+    if args.impl == "apex" and not torch.cuda.is_available():
+        fail("Apex needs a GPU: use --impl native")
+    if args.impl == "apex":
+        apex("amp")
+
+
+def pick_device(local_rank: int) -> torch.device:
+    """The GPU of this process, or the CPU on a machine without GPUs."""
+    gpus = torch.cuda.device_count()
+    if gpus == 0:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():  # the driver counts GPUs that CUDA cannot open
+        fail("torch cannot use the GPUs of this machine: its driver may be too old")
+    if local_rank >= gpus:
+        fail(f"more processes than GPUs on this machine: start {gpus}")
+
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)  # [dist] otherwise every rank opens GPU 0 as well
+    torch.set_float32_matmul_precision("high")  # TF32, as convolutions have it anyway
+    return device
 
 
 def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
-    """Join the other ranks; returns rank, world_size and the device, a GPU of its own or a CPU."""
-    # [dist] rank counts through all machines and names this process; local_rank picks its GPU.
-    rank, local_rank, world_size = map(int, map(os.getenv, ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
-    below = args.batch_size // world_size * world_size
-    odd = f"--batch-size {args.batch_size} (global) does not divide by {world_size} ranks: use"
-    refuse_if(args.batch_size != below, f"{odd} {below or 2 * world_size} or {below + world_size}")
-    refuse_if(args.sync_bn and not torch.cuda.is_available(), "--sync-bn needs GPUs: leave it out")
-    device, backend, device_id = torch.device("cpu"), "gloo", None
-    if torch.cuda.is_available():
-        gpus = torch.cuda.device_count()
-        refuse_if(local_rank >= gpus, f"more processes than GPUs on this machine: start {gpus}")
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)  # [dist] first of all, or every rank opens GPU 0 as well
-        torch.set_float32_matmul_precision("high")  # TF32, as convolutions have it anyway
-        backend, device_id = "nccl", device  # [dist] so nccl connects here, not in the first step
-    wait = timedelta(seconds=args.dist_timeout)
-    # [dist] Waits until all ranks have come, so each has passed its checks when training starts.
-    dist.init_process_group(backend, "env://", wait, world_size, rank, device_id=device_id)
+    """Join the other processes. Returns rank, world_size and the device."""
+    rank = int(os.environ["RANK"])  # [dist] of this process, across all machines
+    local_rank = int(os.environ["LOCAL_RANK"])  # [dist] on this machine
+    world_size = int(os.environ["WORLD_SIZE"])  # [dist] processes on all machines
+    left = args.batch_size % world_size  # [dist] all ranks take equal parts
+    if left:
+        low = max(args.batch_size - left, world_size)
+        sizes = f"use {low} or {low + world_size}"
+        fail(f"--batch-size must be a multiple of {world_size} ranks: {sizes}")
+
+    device = pick_device(local_rank)
+    on_gpu = device.type == "cuda"
+    # This waits for all ranks. GPUs talk by the library nccl, CPUs by gloo. Given its
+    # device, nccl connects now, and not in the first step of training.
+    dist.init_process_group(  # [dist]
+        backend="nccl" if on_gpu else "gloo",
+        timeout=timedelta(seconds=args.dist_timeout),
+        device_id=device if on_gpu else None,
+    )
     return rank, world_size, device
 
 
-def wrap_model(args: Namespace, model: nn.Module, device: torch.device) -> nn.Module:
-    """What training steps call. The bare model shares its weights, to be evaluated and saved."""
+def wrap_model(args: Namespace, model: Module) -> Module:
+    """What training steps call. It shares its weights with `model`."""
     if args.impl == "apex":
-        from apex.parallel import DistributedDataParallel
-
-        return DistributedDataParallel(model)  # [dist] takes the current GPU, so no device_ids
+        return apex("parallel").DistributedDataParallel(model)  # [dist] not torch's
     if args.sync_bn:
-        nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist] swaps the layers inside of model
-    # [dist] Gives all ranks the weights of rank 0, and makes backward average the gradients, which
-    # are parts of the buckets that it sends: no second copy of them all.
-    model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist] in place
+    # All ranks get the weights of rank 0, and backward() will average the gradients. It
+    # sends them in buckets; with the view they lie in these, without a second copy.
+    model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # [dist]
     return torch.compile(model) if args.compile else model
 
 
+def wait_for(work: dist.Work) -> None:
+    """Wait for a collective, and keep its handle. Otherwise gloo's own thread frees it,
+    holding the GIL: a loader worker forked just then inherits a GIL that nobody gives
+    back, and hangs."""
+    HELD.append(work)
+    work.wait()
+
+
 def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """The sum over all ranks, on every rank; in place."""
-    # [dist] Kept, or gloo's thread frees it, takes Python's locks, and may hang a fork or the end.
-    KEPT[:] = [dist.group.WORLD, *KEPT[1:][-99:], dist.all_reduce(tensor, async_op=True)]
-    KEPT[-1].wait()  # [dist] a rank that comes here once less than the others hangs them
+    """The sum over all ranks, in place. All ranks must call it equally often."""
+    wait_for(dist.all_reduce(tensor, async_op=True))  # [dist]
     return tensor
 
 
-def broadcast_buffers(model: nn.Module) -> None:
-    """Give all ranks the buffers of rank 0, the one that saves the model."""
-    for buffer in model.buffers():  # [dist] BatchNorm has seen other images on every rank
-        KEPT.append(dist.broadcast(buffer, src=0, async_op=True))  # [dist] as in all_reduce_sum
-        KEPT[-1].wait()
+def broadcast_buffers(model: Module) -> None:
+    """Give all ranks the BatchNorm statistics of rank 0. DDP does so before each step,
+    but in the last one every rank has seen other images."""
+    for buffer in model.buffers():
+        wait_for(dist.broadcast(buffer, src=0, async_op=True))  # [dist]
+
+
+def check_same(numbers: list[int], world_size: int, device: torch.device) -> None:
+    """Fail if other ranks have other numbers: they see other data or checkpoints."""
+    mine = torch.tensor(numbers, device=device)
+    if not torch.equal(all_reduce_sum(mine.clone()), mine * world_size):  # [dist]
+        fail(f"other ranks have different data or a different checkpoint: {numbers}")
 
 
 def cleanup() -> None:
-    """Leave the other ranks, at the end of a good run; a failing one just exits."""
-    dist.destroy_process_group()  # [dist] or torch warns of resources that nobody released
+    """Leave the other ranks, at the end of a good run. A failing rank just exits."""
+    HELD.append(dist.group.WORLD)  # as in wait_for: gloo's threads live in it
+    dist.destroy_process_group()  # [dist] closes what connects it to them
 
 
+# ---- data ----
 def load_image(path: str) -> Tensor:
-    """The picture as uint8 RGB (3, height, width). Raises OSError, which names the file."""
+    """The picture as uint8 RGB (3, height, width). Raises ValueError with the path."""
     try:
         image = decode_image(path, ImageReadMode.RGB)
     except RuntimeError as error:
-        raise OSError(f"cannot decode {path}: {str(error).splitlines()[0]}") from None
-    if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
-        raise OSError(f"{path} is not one 8-bit picture: {image.dtype} {tuple(image.shape)}")
+        raise ValueError(f"cannot decode {path}") from error
+
+    if image.dtype != torch.uint8 or image.ndim != 3:
+        raise ValueError(f"not a single 8-bit image: {path}")
     return image
 
 
 def synthetic_images(numbers: range, size: int) -> Dataset:
-    """Learnable images held in memory: a colour pattern per class, noise of its own per image."""
+    """Images to learn: a colour for each class, and noise, shifted in each image."""
     generator = torch.Generator().manual_seed(0)
-    patterns = 64 + 128 * torch.rand(10, 3, 4, 4, generator=generator)
-    patterns = nn.functional.interpolate(patterns, size=(size, size), mode="bilinear")
+    colours = 64 + 128 * torch.rand(10, 3, 1, 1, generator=generator)
     noise = 48 * torch.randn(3, size, size, generator=generator)
-    images = ((patterns[n % 10] + noise.roll(n * 7919)).clamp(0, 255).byte() for n in numbers)
-    return TensorDataset(torch.stack(list(images)), torch.tensor(numbers) % 10)
+
+    images = []
+    for number in numbers:
+        image = colours[number % 10] + noise.roll(number * 7919)
+        images.append(image.clamp(0, 255).byte())
+    return TensorDataset(torch.stack(images), torch.tensor(numbers) % 10)
 
 
 def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, int]:
-    """Training set, validation set and number of classes. Replace it to train on your own data:
+    """Training set, validation set and number of classes. Replace it to use your data:
     an item is a uint8 image (3, size, size) and the index of its class."""
-    size, count = args.image_size, args.synthetic
-    if count:
+    size = args.image_size
+    if args.synthetic:
+        count = args.synthetic
         train_set = synthetic_images(range(count), size)
-        return train_set, synthetic_images(range(count, count + count // 4), size), 10
-    train_view = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
-    val_view = v2.Compose([v2.Resize(size * 8 // 7, antialias=True), v2.CenterCrop(size)])
-    load = torchvision.datasets.ImageFolder
-    try:
-        train_set = load(args.data / "train", train_view, loader=load_image)
-        val_set = load(args.data / "val", val_view, loader=load_image)
-    except FileNotFoundError as error:  # a flat val/, as it is downloaded, or an empty class
-        refuse_if(True, f"--data {args.data}: {error} It must hold train/CLASS/ and val/CLASS/")
-    odd = sorted(set(train_set.classes) ^ set(val_set.classes))
-    refuse_if(odd, f"--data {args.data}: train/ and val/ differ in {len(odd)} classes: {odd[:3]}")
+        val_set = synthetic_images(range(count, count + max(1, count // 4)), size)
+        return train_set, val_set, 10
+
+    train_view = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()])
+    val_view = v2.Compose([v2.Resize(size * 8 // 7), v2.CenterCrop(size)])
+    train_set = ImageFolder(f"{args.data}/train", train_view, loader=load_image)
+    val_set = ImageFolder(f"{args.data}/val", val_view, loader=load_image)
+
+    odd = set(train_set.classes) ^ set(val_set.classes)
+    if odd:
+        fail(f"{args.data}: only one of train/ and val/ has {sorted(odd)[:3]}")
     return train_set, val_set, len(train_set.classes)
+
+
+def check_data(
+    args: Namespace, checkpoint: dict, train_set: Dataset, num_classes: int
+) -> None:
+    """Refuse data that does not fit the checkpoint, or makes no whole batch."""
+    known = checkpoint.get("num_classes", num_classes)
+    if known != num_classes:
+        fail(f"--resume {args.resume} has {known} classes, the data {num_classes}")
+    if len(train_set) < args.batch_size and not args.evaluate:
+        fail(f"--batch-size {args.batch_size} is more than all {len(train_set)} images")
 
 
 def build_loaders(
     args: Namespace, train_set: Dataset, val_set: Dataset, rank: int, world_size: int
 ) -> tuple[DataLoader, DataLoader]:
-    """Batches of this rank's share of both sets, each its part of a global batch."""
-    # Workers live one epoch: seeded anew at its start, a resumed run repeats what they draw.
-    # Forked, whatever the process itself was started by: else each would import torch again.
-    options: dict = {"num_workers": args.workers, "pin_memory": torch.cuda.is_available()}
-    options |= {"multiprocessing_context": "fork" if args.workers else None}
-    options |= {"batch_size": args.batch_size // world_size}
-    # [dist] All ranks shuffle alike and take every world_size-th image: a step's shares together
-    # are the next batch_size images of that order, for any number of ranks.
-    sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed, drop_last=True)
+    """Batches of this rank's share of both sets."""
+    options = {
+        "batch_size": args.batch_size // world_size,  # [dist] --batch-size is global
+        "num_workers": args.workers,
+        "pin_memory": torch.cuda.is_available(),
+        # Forked workers need not import torch. They end with the epoch (there are no
+        # persistent_workers), because their random numbers begin from the epoch's seed.
+        "multiprocessing_context": "fork" if args.workers else None,
+    }
+    # All ranks shuffle alike and take every world_size-th image. Their shares of a step
+    # are together the next batch_size images of that order, for any number of ranks.
+    sampler = DistributedSampler(  # [dist]
+        train_set, world_size, rank, seed=args.seed, drop_last=True
+    )
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
-    # [dist] Not DistributedSampler: it repeats images to make shares equal; they would count twice.
-    share = range(rank, len(val_set), world_size)
+    # A DistributedSampler would repeat images to make shares equal: counted twice.
+    share = range(rank, len(val_set), world_size)  # [dist]
     return train_loader, DataLoader(val_set, sampler=share, **options)
 
 
-def build_model(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
-    """The model, from images (N, 3, H, W) to logits (N, num_classes). Replace it to train yours."""
-    # These two would train on extra outputs and want another normalisation than the rest.
-    inception = {"aux_logits": False, "transform_input": True, "init_weights": True}
-    options = inception if arch in ("googlenet", "inception_v3") else {}
-    model = torchvision.models.get_model(arch, num_classes=num_classes, **options)
+# ---- model ----
+def build_model(arch: str, num_classes: int, pretrained: bool) -> Module:
+    """From images (N, 3, H, W) to logits (N, num_classes). Replace it by your model."""
+    model = torchvision.models.get_model(arch, num_classes=num_classes)
     if pretrained:
-        try:
-            weights = torchvision.models.get_model(arch, weights="DEFAULT").state_dict()
-        except OSError as error:
-            refuse_if(True, f"--pretrained: cannot fetch the weights of {arch}: {error}")
-        own = model.state_dict()
-        fitting = {k: v for k, v in weights.items() if k in own and v.shape == own[k].shape}
-        fresh = model.load_state_dict(fitting, strict=False).missing_keys
-        print(f"--pretrained {arch}: new for {num_classes} classes are {fresh or 'no weights'}")
+        weights = torchvision.models.get_model(arch, weights="DEFAULT").state_dict()
+        for name, own in model.state_dict().items():
+            if own.shape == weights[name].shape:
+                own.copy_(weights[name])
+            else:
+                print(f"--pretrained {arch}: {name} keeps random weights")
     return model
 
 
-def build_sgd(args: Namespace, model: nn.Module, lr: float) -> Optimizer:
-    """SGD, torch's or Apex's; and all that Apex wants done between the model and its wrapper."""
-    if args.impl == "apex" and args.sync_bn:
-        from apex.parallel import convert_syncbn_model
+# ---- precision ----
+class Native:
+    """torch.amp: autocast, and for fp16 a GradScaler, without which small gradients
+    become zero. bf16 has the range of float32 and needs none."""
 
-        convert_syncbn_model(model)  # [dist] makes new weights, so before the optimizer
-    settings = {"lr": lr, "momentum": MOMENTUM, "weight_decay": args.weight_decay}
-    if args.fused_sgd:
-        from apex.optimizers import FusedSGD
+    def __init__(self, args: Namespace, device: torch.device) -> None:
+        self.device = device.type
+        self.dtype = AMP_DTYPES[args.amp_dtype or "bf16"]
+        first = args.loss_scale or 2.0**16
 
-        optimizer = FusedSGD(model.parameters(), **settings)
-    else:
-        # fused: one kernel, which also takes the scaler's verdict. The host would wait for it.
-        optimizer = SGD(model.parameters(), fused=args.impl == "native", **settings)
-        for weight in model.parameters():  # or a first step that is skipped leaves garbage there
-            optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-    if args.impl == "apex":
-        from apex import amp
+        fp16 = self.dtype == torch.float16
+        self.scaler = GradScaler(self.device, init_scale=first, enabled=fp16)
 
-        # Changes both in place, once, before anything else changes optimizer.step. O2 and O3 make
-        # the weights fp16, which they must not be before.
-        options = {"opt_level": args.opt_level, "keep_batchnorm_fp32": args.keep_batchnorm_fp32}
-        amp.initialize(model, optimizer, loss_scale=args.loss_scale or None, **options)
-    return optimizer
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """The forward pass: 16 or 32 bits, as each operation needs them."""
+        mixed = self.dtype != torch.float32
+        return torch.autocast(self.device, self.dtype, enabled=mixed)
+
+    def step(self, loss: Tensor, optimizer: Optimizer, clip_grad: float) -> None:
+        """Backward and a step of the optimizer, which an overflow in fp16 skips."""
+        self.scaler.scale(loss).backward()  # [dist] averages the gradients as it goes
+        if clip_grad > 0:
+            self.scaler.unscale_(optimizer)  # the bound is for gradients without scale
+            weights = optimizer.param_groups[0]["params"]
+            nn.utils.clip_grad_norm_(weights, clip_grad)
+
+        self.scaler.step(optimizer)  # all ranks skip it, or none: gradients are equal
+        self.scaler.update()
+
+    def state_dict(self) -> dict | None:
+        """For the checkpoint; None if nothing is scaled."""
+        return self.scaler.state_dict() or None
+
+    def load(self, checkpoint: dict) -> None:
+        """Go on with the loss scale of a checkpoint, or say that it does not fit."""
+        state = checkpoint.get("scaler") or {}
+        if self.scaler.is_enabled() and "scale" in state:
+            self.scaler.load_state_dict(state)
+        elif state:
+            print("the loss scale of the checkpoint is not used: it is of another kind")
+
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by. Waits for the device."""
+        return self.scaler.get_scale()
+
+
+def is_dynamic(args: dict) -> bool:
+    """Whether Apex, started with these flags, looks for the loss scale by itself."""
+    return args["opt_level"] in (None, "O1", "O2") and not args["loss_scale"]
+
+
+class Apex:
+    """apex.amp: O1 patches torch's functions, O2 and O3 make the weights fp16, O0 does
+    nothing. The loss scale is dynamic with O1 and O2, unless --loss-scale is given."""
+
+    def __init__(self, args: Namespace, model: Module, optimizer: Optimizer) -> None:
+        self.amp = apex("amp")
+        self.dynamic = is_dynamic(vars(args))
+        level = args.opt_level or "O1"
+        # Changes model and optimizer in place, before anybody wraps them.
+        scale = args.loss_scale
+        self.amp.initialize(model, optimizer, opt_level=level, loss_scale=scale)
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """Nothing: initialize has changed the functions or the model."""
+        return contextlib.nullcontext()
+
+    def step(self, loss: Tensor, optimizer: Optimizer, clip_grad: float) -> None:
+        """Backward and a step of the optimizer, which an overflow skips."""
+        with self.amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()  # [dist] averages the gradients as it goes
+        if clip_grad > 0:
+            # With O2 the optimizer has float32 copies of the weights.
+            weights = self.amp.master_params(optimizer)
+            nn.utils.clip_grad_norm_(weights, clip_grad)
+
+        optimizer.step()
+
+    def state_dict(self) -> dict:
+        """For the checkpoint: plain numbers."""
+        return dict(self.amp.state_dict())
+
+    def load(self, checkpoint: dict) -> None:
+        """Go on with the loss scale of a checkpoint, or say that it does not fit."""
+        state = checkpoint.get("scaler") or {}
+        dynamic = "loss_scaler0" in state and is_dynamic(checkpoint["args"])
+        if dynamic and self.dynamic:
+            self.amp.load_state_dict(state)
+        elif state:
+            print("the loss scale of the checkpoint is not used: it is of another kind")
+
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by."""
+        return self.amp.state_dict()["loss_scaler0"]["loss_scale"]
+
+
+def load_momentum(optimizer: Optimizer, model: Module, checkpoint: dict) -> None:
+    """Give each weight its momentum: in float32 as in the checkpoint, and in the memory
+    layout of the weight, because fused kernels misread any other. Without a checkpoint
+    zeros: after a first step that was skipped fused SGD would have garbage there."""
+    saved = checkpoint.get("optimizer", {"state": {}})["state"]
+
+    for number, weight in enumerate(model.parameters()):
+        dtype = torch.promote_types(weight.dtype, torch.float32)  # O2 has fp16 weights
+        momentum = torch.zeros_like(weight, dtype=dtype)
+        if number in saved:
+            momentum.copy_(saved[number]["momentum_buffer"])
+        optimizer.state[weight]["momentum_buffer"] = momentum
 
 
 def build_optimizer(
-    args: Namespace, model: nn.Module, steps_per_epoch: int, checkpoint: dict
-) -> tuple[Optimizer, LambdaLR]:
-    """SGD and its schedule. The rate grows with the batch, after a linear warm-up (Goyal et al.
-    2017, arXiv:1706.02677), and falls along a cosine (Loshchilov & Hutter 2017, 1608.03983)."""
-    peak_lr = args.lr * args.batch_size / 256
-    warmup, total = args.warmup_epochs * steps_per_epoch, args.epochs * steps_per_epoch
-
-    def share_of_peak(step: int) -> float:
-        if step < warmup:
-            return min(1.0, (step + 1) / warmup)
-        return 0.5 + 0.5 * math.cos(math.pi * (step - warmup) / max(1.0, total - warmup))
-
-    optimizer = build_sgd(args, model, peak_lr)
-    schedule = LambdaLR(optimizer, share_of_peak)
+    args: Namespace, model: Module, checkpoint: dict, device: torch.device
+) -> tuple[Optimizer, Native | Apex]:
+    """Move the model to its device, make its optimizer and the precision of its steps,
+    all as in the checkpoint."""
     if checkpoint:
-        # The momentum is the checkpoint's, the settings are this run's: --lr may have been typed.
-        settings = {"param_groups": optimizer.state_dict()["param_groups"]}
-        optimizer.load_state_dict(checkpoint["optimizer"] | settings)
-        position = checkpoint["epoch"] * steps_per_epoch + checkpoint["step_in_epoch"]
-        for weight, state in optimizer.state.items():  # in its layout, or fused SGD misreads it
-            state["momentum_buffer"] = torch.empty_like(weight).copy_(state["momentum_buffer"])
-        settings = {"base_lrs": [peak_lr], "last_epoch": position}
-        schedule.load_state_dict(checkpoint["schedule"] | settings)
-        optimizer.param_groups[0]["lr"] = peak_lr * share_of_peak(position)
-    return optimizer, schedule
+        model.load_state_dict(checkpoint["model"])
+    if args.impl == "apex":
+        model.to(device)  # not channels_last: Apex's DDP would mix up its gradients
+    else:
+        model.to(device, memory_format=torch.channels_last)
+    if args.impl == "apex" and args.sync_bn:
+        apex("parallel").convert_syncbn_model(model)  # [dist] makes new weights
+
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": args.weight_decay}
+    if args.fused_sgd:
+        optimizer = apex("optimizers").FusedSGD(model.parameters(), **settings)
+    else:
+        # fused: its kernel asks the GradScaler on the GPU whether to skip the step. The
+        # host would wait for the answer. Apex puts a step of its own in its place.
+        fused = args.impl == "native"
+        optimizer = SGD(model.parameters(), fused=fused, **settings)
+
+    precision = Native(args, device)
+    if args.impl == "apex":
+        precision = Apex(args, model, optimizer)
+    precision.load(checkpoint)
+    load_momentum(optimizer, model, checkpoint)
+    return optimizer, precision
 
 
-class LossScale:
-    """What keeps small fp16 gradients from becoming zero: torch's GradScaler, or Apex's amp."""
+def learning_rate(args: Namespace, epochs: float) -> float:
+    """The rate after so many epochs: 2.5 is the middle of the third one. It grows with
+    the batch and warms up linearly (Goyal et al. 2017, arXiv:1706.02677), then falls
+    along a cosine (Loshchilov & Hutter 2017, arXiv:1608.03983)."""
+    peak = args.lr * args.batch_size / 256
+    warmup = args.warmup_epochs
+    if warmup is None:
+        warmup = min(5, args.epochs / 10)
 
-    def __init__(self, args: Namespace, device: torch.device, checkpoint: dict) -> None:
-        fp16 = args.impl == "native" and args.amp_dtype == "fp16"
-        # Off for bf16, whose range is that of fp32: the scaler then only steps the optimizer.
-        self.scaler = GradScaler(device.type, args.loss_scale or 2.0**16, enabled=fp16)
-        self.apex = importlib.import_module("apex.amp") if args.impl == "apex" else None
-        own = {"loss_scale": args.loss_scale, "opt_level": args.opt_level}
-        saved, runs = checkpoint.get("scaler") or {}, (checkpoint.get("args", {}), own)
-        # A scale that was fixed, or the other one's, is left aside: this one finds its own soon.
-        kinds = {r.get("loss_scale") or r.get("opt_level") in ("O0", "O3") for r in runs}
-        if ("loss_scaler0" in saved and len(kinds) == 1) if self.apex else "scale" in saved:
-            (self.apex or self.scaler).load_state_dict(saved)
-        self.in_a_row: Tensor | int = 0  # steps skipped since the last one that was not
+    if epochs < warmup:
+        return peak * epochs / warmup
+    progress = (epochs - warmup) / (args.epochs - warmup)
+    return peak * (1 + math.cos(math.pi * progress)) / 2
 
-    def state_dict(self) -> dict | None:
-        """For the checkpoint: plain numbers, None where nothing is scaled."""
-        return dict((self.apex or self.scaler).state_dict()) or None
 
-    def value(self) -> float:
-        """The loss is multiplied by it, the gradients divided. Waits for the device."""
-        state = self.state_dict() or {"scale": 1.0}
-        return state["loss_scaler0"]["loss_scale"] if self.apex else state["scale"]
-
-    def step(self, loss: Tensor, optimizer: Optimizer, clip_grad: float) -> Tensor | bool:
-        """Backward and one step of the optimizer; returns whether an overflow had it skipped."""
-        limit = clip_grad or math.inf
-        if self.apex:
-            before = self.value()
-            with self.apex.scale_loss(loss, optimizer) as scaled_loss:
-                scaled_loss.backward()  # [dist] averages the gradients over the ranks
-            # The weights that are updated: with O2 they are fp32 copies of the model's.
-            nn.utils.clip_grad_norm_(self.apex.master_params(optimizer), limit)
-            optimizer.step()  # Apex has put one in its place that does nothing, if it is to skip
-            return self.count(self.value() < before)
-        self.scaler.scale(loss).backward()  # [dist] averages the gradients over the ranks
-        self.scaler.unscale_(optimizer)  # first, or the limit would be that of scaled gradients
-        norm = nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], limit)
-        self.scaler.step(optimizer)  # all ranks have the same gradients, so all skip or none
-        self.scaler.update()
-        return self.count(~norm.isfinite() if self.scaler.is_enabled() else False)
-
-    def count(self, skipped: Tensor | bool) -> Tensor | bool:
-        """Whether a step was skipped, passed on. Too many in a row stay counted to the log line."""
-        self.in_a_row = (self.in_a_row + skipped) * (skipped | (self.in_a_row >= HOPELESS))
-        return skipped
+# ---- checkpoint ----
+def check_output_dir(args: Namespace) -> None:
+    """Refuse to train into the folder of another run."""
+    folder = Path(args.output_dir).resolve()
+    if args.evaluate or args.resume == "auto":
+        return
+    if args.resume and Path(args.resume).resolve().parent == folder:
+        return
+    for name in ("metrics.jsonl", "checkpoint.pt"):
+        if (folder / name).exists():
+            fail(f"{folder} holds a run: use --resume auto or another --output-dir")
 
 
 def load_checkpoint(args: Namespace) -> dict:
-    """What --resume names, on the CPU; {} if that is nothing."""
-    path = args.output_dir / "checkpoint.pt" if args.resume == "auto" else Path(args.resume or "")
-    if args.resume is None or (args.resume == "auto" and not os.path.exists(path)):
+    """What --resume names, on the CPU; {} to begin anew."""
+    path = Path(args.output_dir, "checkpoint.pt")
+    if args.resume is None or (args.resume == "auto" and not path.exists()):
+        if args.evaluate and not args.pretrained:
+            fail("--evaluate needs --resume PATH or --pretrained")
         return {}
-    try:
-        # map_location: or every rank loads onto GPU 0. weights_only: a pickle may run any code.
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        inside_epoch = checkpoint["step_in_epoch"] and not args.evaluate
-    except Exception as error:  # a missing, torn or foreign file fails in many ways
-        refuse_if(True, f"--resume {path} is no usable checkpoint: {error!r:.150}")
-    refuse_if(inside_epoch, f"--resume {path} stopped inside an epoch: go on with 06_slurm")
+    if args.resume != "auto":
+        path = Path(args.resume)
+
+    # Without map_location all ranks would load onto GPU 0. Without weights_only the
+    # file, which is a pickle, could run any code.
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    arch = checkpoint["args"]["arch"]
+    if args.arch not in (None, arch):
+        fail(f"--resume {path} is a {arch}: drop --arch {args.arch}")
+    if checkpoint["step_in_epoch"] and not args.evaluate:
+        fail(f"--resume {path} stopped inside an epoch: resume it by 06_slurm")
     return checkpoint
 
 
 def save_checkpoint(folder: Path, state: dict, is_best: bool) -> None:
-    """Write checkpoint.pt, and best.pt, so that each is the old file or the new one, whole."""
-    # best.pt first: a run killed between the two repeats its epoch and writes both again.
-    for name in ("best.pt", "checkpoint.pt") if is_best else ("checkpoint.pt",):
-        temporary = folder / "saving.tmp"  # one name: what a killed run leaves of it is used up
+    """Write checkpoint.pt, and best.pt. A crash leaves the old file or the new one."""
+    # best.pt first: a run killed between the two repeats its epoch and writes both.
+    for name in ["best.pt", "checkpoint.pt"] if is_best else ["checkpoint.pt"]:
+        temporary = folder / "saving.tmp"
         try:
             with temporary.open("wb") as file:
                 torch.save(state, file)
                 file.flush()
-                os.fsync(file.fileno())  # or a power cut may leave the name without the data
+                os.fsync(file.fileno())  # before the renaming, in case power fails
             temporary.replace(folder / name)
-        except (OSError, RuntimeError) as error:  # a full disk is a RuntimeError of torch.save
-            temporary.unlink(missing_ok=True)
-            why = str(error.__context__ or error).splitlines()[0]  # torch's speaks of a position
-            why += f"; {shutil.disk_usage(folder).free >> 20} MiB free; the file before it is whole"
-            refuse_if(True, f"cannot save {folder / name}: {why}")
+        finally:
+            temporary.unlink(missing_ok=True)  # if it was not renamed
 
 
+# ---- log ----
 class RunLog:
-    """Where the run stands; rank 0 writes it to a file, and has a bar on a terminal (None)."""
+    """Where the run stands. Rank 0 writes it to a file, and prints it."""
 
     def __init__(self, args: Namespace, rank: int, checkpoint: dict) -> None:
-        self.epoch, self.step = checkpoint.get("epoch", 0), checkpoint.get("global_step", 0)
-        self.file, self.folder, self.no_bar = None, args.output_dir, rank != 0 or None
-        if rank == 0:  # [dist] not local_rank, which is 0 once on every machine
-            args.output_dir.mkdir(parents=True, exist_ok=True)
-            name = "evaluate.jsonl" if args.evaluate else "metrics.jsonl"
-            self.file = (args.output_dir / name).open("ab", buffering=0)
+        self.epoch = checkpoint.get("epoch", 0)  # from 0
+        self.step = checkpoint.get("global_step", 0)  # steps done, in all epochs
+        self.best_acc1 = checkpoint.get("best_acc1", -1.0)  # percent
+        self.folder = Path(args.output_dir)
+        self.name = "evaluate.jsonl" if args.evaluate else "metrics.jsonl"
+        self.place = "checkpoint"  # what the printed lines begin with
+        self.silent = rank != 0  # [dist] not local_rank, which is 0 on every machine
+        # For tqdm: True is no bar, None is no bar unless this is a terminal.
+        self.no_bar = True if self.silent else None
 
-    def event(self, event: str, **fields: object) -> None:
-        """One line with the epoch (from 0) and the steps done; a loss gone wrong ends the run."""
-        good = max(self.folder.glob("checkpoint.pt"), default="none")
-        bad = f"loss {fields.get('loss')} by step {self.step}, lower --lr; last checkpoint: {good}"
-        refuse_if(not math.isfinite(fields.get("loss", 0)), bad)
-        if self.file:
-            fields = {"epoch": self.epoch, "step": self.step} | fields
-            line = json.dumps({"event": event, "time": time.time()} | fields)
-            self.file.write(f"{line}\n".encode())
-            short = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in fields.items()}
-            tqdm.write("  ".join([event, *(f"{k} {v}" for k, v in short.items() if k != "args")]))
+    def write(self, event: str, text: str, **fields: object) -> None:
+        """Append an event with all its fields to the file, and print the text."""
+        if self.silent:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        row = {"event": event, "time": time.time(), "epoch": self.epoch}
+        row.update(step=self.step, **fields)
+        with (self.folder / self.name).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        tqdm.write(text)
+
+    def check_loss(self, loss: float) -> None:
+        """End the run, on all ranks, if the loss is infinite or nan."""
+        if not math.isfinite(loss):
+            saved = self.folder / "checkpoint.pt"
+            last = f", last checkpoint: {saved}" if saved.exists() else ""
+            fail(f"the loss is {loss} at step {self.step}: lower --lr{last}")
 
 
-def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """uint8 images (N, 3, H, W) as normalised float32, channels_last, and the targets (N,)."""
-    # Bytes until here: a quarter of what floats would take between processes and to the GPU.
+# ---- training ----
+def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple:
+    """uint8 images (N, 3, H, W) as normalised float32, channels_last; targets (N,)."""
+    # Images are bytes until here: a quarter of what floats would take on their way.
+    images = images.to(device, non_blocking=True)
+    images = images.float(memory_format=torch.channels_last)
     mean, std = PIXELS.to(device, non_blocking=True)
-    images = images.to(device, non_blocking=True).float(memory_format=torch.channels_last)
     return images.sub_(mean).div_(std), targets.to(device, non_blocking=True)
-
-
-def autocast(args: Namespace, device: torch.device) -> torch.autocast:
-    """The context that picks 16 or 32 bits for each operation; Apex has built its own in."""
-    native = args.impl == "native" and args.amp_dtype != "fp32"
-    return torch.autocast(device.type, AMP_DTYPES[args.amp_dtype or "bf16"], enabled=native)
 
 
 def train_one_epoch(
     args: Namespace,
-    model: nn.Module,
+    model: Module,
     loader: DataLoader,
-    schedule: LambdaLR,
-    scale: LossScale,
+    optimizer: Optimizer,
+    precision: Native | Apex,
     log: RunLog,
 ) -> None:
-    """Train on this rank's share of the images. No ordinary step waits for the device."""
-    optimizer, device = schedule.optimizer, next(model.train().parameters()).device
+    """Train on this rank's share of the images. No ordinary step waits for the device:
+    loss and hits add up there. (With --sync-bn torch waits, in every BatchNorm.)"""
+    device = next(model.parameters()).device
     criterion = nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
-    # Loss sum, correct, images, skipped steps: on the device, because to read is to wait for it.
-    totals = torch.zeros(4, dtype=torch.float64, device=device)
-    waited, window = 0.0, (asked := time.perf_counter())
-    for step_in_epoch, (images, targets) in enumerate(tqdm(loader, disable=log.no_bar), start=1):
-        waited += time.perf_counter() - asked
+    totals = torch.zeros(3, dtype=torch.float64, device=device)  # loss, hits, images
+    data_wait = 0.0
+    start = asked = perf_counter()
+
+    model.train()
+    bar = tqdm(loader, log.place, leave=False, disable=log.no_bar)
+    for step, (images, targets) in enumerate(bar, start=1):
+        data_wait += perf_counter() - asked
         images, targets = to_device(images, targets, device)
-        with autocast(args, device):
+        lr = learning_rate(args, log.epoch + (step - 0.5) / len(loader))
+        optimizer.param_groups[0]["lr"] = lr
+
+        with precision.autocast():
             logits = model(images)
             loss = criterion(logits, targets)
+
         optimizer.zero_grad()
-        totals[3] += scale.step(loss, optimizer, args.clip_grad)
-        lr = optimizer.param_groups[0]["lr"]
-        schedule.step()
+        precision.step(loss, optimizer, args.clip_grad)  # [dist] averages the gradients
         log.step += 1
-        totals[0] += loss.detach().double() * len(targets)  # Apex's O1 adds no mixed types
+
+        totals[0] += loss.detach().double() * len(targets)  # O1 adds no mixed types
         totals[1] += (logits.detach().argmax(1) == targets).sum()
         totals[2] += len(targets)
-        if step_in_epoch % args.print_freq == 0 or step_in_epoch in (1, len(loader)):
-            # [dist] One collective and one wait for the device, for all four, in many steps.
-            loss_sum, correct, n, skipped = all_reduce_sum(totals).tolist()
-            took = time.perf_counter() - window
-            row = {"loss": loss_sum / n, "acc1": 100 * correct / n, "lr": lr}
-            row |= {"seconds": round(took, 3), "data_wait": round(waited / took, 3)}
-            peak = torch.cuda.max_memory_allocated() or getrusage(RUSAGE_SELF).ru_maxrss << 10
-            row |= {"skipped": round(skipped / dist.get_world_size()), "loss_scale": scale.value()}
-            log.event("train", **row, images_per_second=round(n / took, 1), max_memory=peak >> 20)
-            good = max(log.folder.glob("checkpoint.pt"), default="none")
-            line = f"{HOPELESS} steps in a row overflowed before step {log.step}, lower --lr or use"
-            line += f" --amp-dtype bf16; last checkpoint: {good}"
-            refuse_if(scale.in_a_row >= HOPELESS, line)
-            waited, window = 0.0, time.perf_counter()
+        if step % args.print_freq == 0 or step in (1, len(loader)):
+            # One collective and one wait for the device, in many steps.
+            loss_sum, hits, count = all_reduce_sum(totals).tolist()  # [dist]
+            log.check_loss(loss_sum)
+            seconds = perf_counter() - start
+            row = {
+                "loss": loss_sum / count,
+                "acc1": 100 * hits / count,
+                "lr": lr,
+                "seconds": round(seconds, 3),
+                "images_per_second": round(count / seconds, 1),
+                "data_wait": round(data_wait / seconds, 3),
+                "max_memory": torch.cuda.max_memory_allocated() >> 20,  # MiB
+                "loss_scale": precision.loss_scale(),
+            }
+            text = "loss {loss:.3g}  acc1 {acc1:.3g}%  lr {lr:.3g}"
+            text += "  {images_per_second:.0f} images/s  loss scale {loss_scale:g}"
+            text = text.format(**row)
+            log.write("train", f"{log.place}  step {step}/{len(loader)}  {text}", **row)
+            bar.set_postfix_str(text)
+
             totals.zero_()
-        asked = time.perf_counter()
+            data_wait = 0.0
+            start = perf_counter()
+        asked = perf_counter()
 
 
 @torch.inference_mode()
-def evaluate(args: Namespace, model: nn.Module, loader: DataLoader, log: RunLog) -> dict:
-    """Loss and accuracy in percent, exact for any number of images and ranks: sums of all."""
-    broadcast_buffers(model)  # [dist] so that all ranks evaluate the model that rank 0 saves
-    device = next(model.eval().parameters()).device
-    totals = torch.zeros(4, dtype=torch.float64, device=device)  # loss sum, top-1, top-5, images
-    for images, targets in tqdm(loader, disable=log.no_bar):
+def evaluate(
+    model: Module, loader: DataLoader, precision: Native | Apex, log: RunLog
+) -> float:
+    """Log loss and accuracies on the validation set; returns acc1 in percent. Exact for
+    any number of images and ranks: sums over all of them, divided once."""
+    broadcast_buffers(model)  # [dist] all ranks evaluate the model that rank 0 saves
+    device = next(model.parameters()).device
+    totals = torch.zeros(4, dtype=torch.float64, device=device)
+
+    model.eval()
+    for images, targets in tqdm(loader, "val", leave=False, disable=log.no_bar):
         images, targets = to_device(images, targets, device)
-        with autocast(args, device):
+        with precision.autocast():
             logits = model(images).double()
-        hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
-        totals[0] += nn.functional.cross_entropy(logits, targets, reduction="sum").double()
+        guesses = logits.topk(min(5, logits.shape[1])).indices
+        hits = guesses == targets[:, None]
+        loss = nn.functional.cross_entropy(logits, targets, reduction="sum")
+        totals[0] += loss.double()
         totals[1] += hits[:, 0].sum()
         totals[2] += hits.sum()
         totals[3] += len(targets)
-    # [dist] The only collective: a rank may have had fewer batches than the others, or none.
-    loss, top1, top5, n = all_reduce_sum(totals).tolist()
-    return {"loss": loss / n, "acc1": 100 * top1 / n, "acc5": 100 * top5 / n, "images": int(n)}
+
+    # The only collective: a rank may have had fewer batches than others, or none.
+    loss_sum, top1, top5, count = all_reduce_sum(totals).tolist()  # [dist]
+    log.check_loss(loss_sum)
+    result = {
+        "loss": loss_sum / count,
+        "acc1": 100 * top1 / count,
+        "acc5": 100 * top5 / count,
+        "images": int(count),
+    }
+    text = "loss {loss:.3g}  acc1 {acc1:.4g}%  acc5 {acc5:.4g}%  of {images} images"
+    log.write("eval", f"{log.place}  validation  {text.format(**result)}", **result)
+    return result["acc1"]
+
+
+# ---- the run ----
+def log_start(
+    log: RunLog, settings: dict, saved: dict, classes: int, *loaders: DataLoader
+) -> None:
+    """Write what runs where, and what the user has changed since the checkpoint."""
+    train_loader, val_loader = loaders
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    facts = {
+        "chapter": CHAPTER,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "host": os.uname().nodename,
+        "device": device,
+        "world_size": settings["batch_size"] // train_loader.batch_size,
+        "global_batch_size": settings["batch_size"],
+        "per_rank_batch_size": train_loader.batch_size,
+        "steps_per_epoch": len(train_loader),
+        "train_images": len(train_loader.dataset),
+        "val_images": len(val_loader.dataset),
+        "classes": classes,
+        "resumed_from_step": log.step,
+    }
+
+    words = [f"{name} {fact}" for name, fact in facts.items()]
+    for name, old in saved.items():
+        if settings.get(name, old) != old and name not in ("resume", "evaluate"):
+            words.append(f"{name} was {old}")
+    text = textwrap.fill(", ".join(words), width=88)
+    log.write("start", text, **facts, args=settings)
 
 
 def run(args: Namespace, checkpoint: dict) -> None:
     """The whole run of one rank."""
     train_set, val_set, num_classes = build_datasets(args)
-    known = checkpoint.get("num_classes", num_classes)
-    refuse_if(known != num_classes, f"{args.resume} knows {known} classes, the data {num_classes}")
-    too_few = len(train_set) < args.batch_size and not args.evaluate
-    refuse_if(too_few, f"{len(train_set)} images are fewer than --batch-size {args.batch_size}")
+    check_data(args, checkpoint, train_set, num_classes)
     rank, world_size, device = setup_distributed(args)  # [dist]
+    log = RunLog(args, rank, checkpoint)
+    check_same([len(train_set), len(val_set), log.step], world_size, device)  # [dist]
     train_loader, val_loader = build_loaders(args, train_set, val_set, rank, world_size)
+
+    saved = checkpoint.get("args", {})
+    arch = args.arch or saved.get("arch", "resnet50")
+    settings = {**vars(args), "arch": arch}
+    log_start(log, settings, saved, num_classes, train_loader, val_loader)
+
     torch.manual_seed(args.seed)
-    # [dist] Rank 0 alone fetches --pretrained weights; wrap_model hands them to the others.
-    raw_model = build_model(args.arch, num_classes, args.pretrained and rank == 0)
-    raw_model.load_state_dict(checkpoint.get("model", raw_model.state_dict()))
-    raw_model = raw_model.to(device, memory_format=torch.channels_last)
-    optimizer, schedule = build_optimizer(args, raw_model, len(train_loader), checkpoint)
-    scale = LossScale(args, device, checkpoint)
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-    facts = {"train_images": len(train_set), "val_images": len(val_set), "classes": num_classes}
-    mine = torch.tensor([*facts.values(), checkpoint.get("global_step", 0)], device=device)
-    # [dist] Machines may see different disks: without this the ranks hang, or train on garbage.
-    same = torch.equal(all_reduce_sum(mine.clone()), mine * world_size)
-    refuse_if(not same, f"rank {rank} has {facts}, others differ in data or checkpoint: share both")
-    log, best_acc1 = RunLog(args, rank, checkpoint), checkpoint.get("best_acc1", -1.0)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    facts |= {"torch": torch.__version__, "cuda": torch.version.cuda, "host": os.uname().nodename}
-    facts |= {"device": name, "world_size": world_size, "global_batch_size": args.batch_size}
-    facts |= {"per_rank_batch_size": train_loader.batch_size, "steps_per_epoch": len(train_loader)}
-    saved = [(k, checkpoint["args"][k]) for k in RESUMED.split()] if checkpoint else []
-    facts |= {f"{k} was": old for k, old in saved if old != settings[k]}  # what the user changed
-    log.event("start", chapter=CHAPTER, resumed_from_step=log.step, **facts, args=settings)
-    model = wrap_model(args, raw_model, device)  # [dist] once it has its weights and its device
+    fetch = args.pretrained and not checkpoint and rank == 0  # [dist] see wrap_model
+    raw_model = build_model(arch, num_classes, fetch)
+    built = build_optimizer(args, raw_model, checkpoint, device)
+    optimizer, precision = built
+    model = wrap_model(args, raw_model)  # [dist] with the weights that optimizer has
+
+    epochs = range(log.epoch, args.epochs)
     if args.evaluate:
-        log.event("eval", **evaluate(args, raw_model, val_loader, log))
-    for epoch in range(log.epoch, 0 if args.evaluate else args.epochs):
+        evaluate(raw_model, val_loader, precision, log)
+        epochs = range(0)
+    for epoch in epochs:
         log.epoch = epoch
-        train_loader.sampler.set_epoch(epoch)  # [dist] or each epoch repeats the first one's order
-        # [dist] Dropout and augmentation differ by rank and epoch, and repeat after a resume.
-        torch.manual_seed((args.seed * 1_000_003 + epoch * world_size + rank) % 2**32)
-        train_one_epoch(args, model, train_loader, schedule, scale, log)
-        result = evaluate(args, raw_model, val_loader, log)
-        log.event("eval", **result)
-        is_best, best_acc1 = result["acc1"] > best_acc1, max(result["acc1"], best_acc1)
-        state = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}
-        state |= {"schedule": schedule.state_dict(), "scaler": scale.state_dict()}
-        state |= {"epoch": epoch + 1, "global_step": log.step, "best_acc1": best_acc1}
-        state |= {"num_classes": num_classes, "args": settings, "step_in_epoch": 0}
+        log.place = f"epoch {epoch + 1}/{args.epochs}"
+        train_loader.sampler.set_epoch(epoch)  # [dist] gives each epoch its own order
+        # Dropout and augmentation differ by rank and epoch, and repeat after a resume.
+        torch.manual_seed(args.seed * 1_000_003 + epoch * world_size + rank)  # [dist]
+        train_one_epoch(args, model, train_loader, optimizer, precision, log)
+        acc1 = evaluate(raw_model, val_loader, precision, log)
+
+        is_best = acc1 > log.best_acc1
+        log.best_acc1 = max(acc1, log.best_acc1)
+        state = {
+            "model": raw_model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "scaler": precision.state_dict(),
+            "epoch": epoch + 1,
+            "step_in_epoch": 0,  # chapter 06 saves in an epoch
+            "global_step": log.step,
+            "best_acc1": log.best_acc1,
+            "num_classes": num_classes,
+            "args": settings,
+        }
         if rank == 0:  # [dist] one writer for one file
-            save_checkpoint(args.output_dir, state, is_best)
-    log.event("end", best_acc1=best_acc1)
+            save_checkpoint(log.folder, state, is_best)
+    log.write("end", "end", best_acc1=log.best_acc1)
     cleanup()  # [dist]
 
 
-@record  # [dist] a rank that fails leaves its traceback where torchrun finds it and shows it
+@record  # [dist] torchrun shows the traceback of the rank that failed
 def main(argv: list[str] | None = None) -> None:
-    request = parse_args(argv)
-    by_hand = f"start it by: torchrun --standalone --nproc-per-node 2 {' '.join(sys.argv)}"
-    check_precision(request[0])
-    refuse_if("RANK" not in os.environ, by_hand)
-    try:
-        run(*request)
-    except OSError as error:  # an unreadable image: from a worker, the last line of its traceback
-        refuse_if(True, str(error).strip().splitlines()[-1].removeprefix("OSError: "))
+    args = build_parser().parse_args(argv)
+    check_precision(args)
+    if "RANK" not in os.environ:  # [dist] torchrun has set it
+        fail(f"start it with torchrun --standalone --nproc-per-node 2 {__file__} ...")
+    check_output_dir(args)
+    run(args, load_checkpoint(args))
 
 
 if __name__ == "__main__":

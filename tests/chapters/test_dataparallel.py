@@ -57,10 +57,11 @@ def test_wrapped_where_there_are_threads(
             self.module, self.device_ids = module, device_ids
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(CHAPTER.nn, "DataParallel", Recorded)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(CHAPTER, "DataParallel", Recorded)
     bare = nn.Linear(4, 3)
     args = Namespace(gpus=None, bf16=bf16, compile=False)
-    model = CHAPTER.wrap_model(args, bare, torch.device("cpu"))
+    model = CHAPTER.wrap_model(args, bare)
     assert isinstance(model, Recorded) == wrapped
     if wrapped:
         assert model.device_ids == list(range(gpus))

@@ -1,4 +1,4 @@
-"""What only chapter 05 has: compression, passes, and what it says when it is not set up for it.
+"""What only chapter 05 has: compression, and what it says when it is not set up for it.
 
 What it shares with the others (equal training, exact evaluation, resume, errors, a rank that is
 killed) is in their tables.
@@ -7,37 +7,23 @@ killed) is in their tables.
 from __future__ import annotations
 
 import importlib.util
-import socket
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from crew import Crew, call_main
+from crew import Crew
 from harness import HOROVOD, ROOT, load_chapter, load_state
 from plain_training import (
-    HIGH_RATE,
     LOW_RATE,
     arguments,
-    assert_is_plain_training,
     difference,
     train,
     train_plainly,
 )
-from with_tiny_model import tiny_float32, tiny_float64
+from with_tiny_model import tiny_float32
 
 pytest.importorskip("horovod", reason="needs Horovod: PYTHON=python bash 05_horovod/install.sh")
-
-
-@pytest.mark.parametrize(("passes", "world_size"), [(2, 1), (3, 2)])
-def test_passes_add_up_to_the_batch(
-    passes: int, world_size: int, crew: Crew, tmp_path: Path
-) -> None:
-    """Horovod sums the gradients of the passes: with the loss divided they are the batch's."""
-    argv = [*arguments(tmp_path, HIGH_RATE), "--backward-passes-per-step", str(passes)]
-    crew.run(train, HOROVOD, argv, tiny_float64, world_size=world_size)
-    state = load_state(tmp_path / "checkpoint.pt")
-    assert_is_plain_training(state, tiny_float64, HIGH_RATE, 1e-10, tmp_path)
 
 
 def test_compression_rounds_and_no_more(crew: Crew, tmp_path: Path) -> None:
@@ -52,19 +38,6 @@ def test_compression_rounds_and_no_more(crew: Crew, tmp_path: Path) -> None:
     assert 1e-6 < far < 1e-3 < 100 * far < moved
 
 
-def lost(*_: object) -> None:
-    """As Horovod's optimizer, when another rank has gone. (test_horovod_elastic.py kills one.)"""
-    raise load_chapter(HOROVOD).HorovodInternalError("connection closed by peer\nat line 7")
-
-
-def test_another_rank_has_ended(crew: Crew, tmp_path: Path) -> None:
-    """Its own lines are the ones to read, so those that remain say one."""
-    argv = arguments(tmp_path, HIGH_RATE)
-    (answer,) = crew.run(call_main, HOROVOD, argv, {"to_device": lost})
-    why = "another rank has ended, its lines say why: connection closed by peer"
-    assert answer["exit"] == f"05_horovod: error: {why}"
-
-
 def refusal(chapter: ModuleType, tmp_path: Path) -> str:
     """The line with which a process that nobody has launched ends."""
     with pytest.raises(SystemExit) as ended:
@@ -77,7 +50,7 @@ def refusal(chapter: ModuleType, tmp_path: Path) -> str:
 def test_not_started_by_horovodrun(tmp_path: Path) -> None:
     """One process where many were meant is no fallback: the line to type is given."""
     line = refusal(load_chapter(HOROVOD), tmp_path)
-    assert "start it by: horovodrun -np 2 -H localhost:2 --gloo python" in line
+    assert "start it with horovodrun -np 2 -H localhost:2 --gloo python" in line
 
 
 def test_horovod_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -88,11 +61,3 @@ def test_horovod_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     spec.loader.exec_module(chapter)
     line = refusal(chapter, tmp_path)
     assert "cannot import Horovod" in line and "bash 05_horovod/install.sh" in line
-
-
-def test_a_host_name_without_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In Horovod's own code it would be a segmentation fault."""
-    monkeypatch.setenv("HOROVOD_RANK", "0")
-    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
-    line = refusal(load_chapter(HOROVOD), tmp_path)
-    assert "no-such-host.invalid" in line and "/etc/hosts" in line

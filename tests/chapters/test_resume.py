@@ -67,8 +67,7 @@ def test_bit_for_bit(
     shutil.copy(whole / "after1.pt", cut / "checkpoint.pt")
     log = (whole / "metrics.jsonl").read_text().splitlines(keepends=True)
     (cut / "metrics.jsonl").write_text("".join(log[:5]))
-    resumed = ["--data", image_folder, "--workers", workers, "--print-freq", 1]
-    train(crew, chapter, world_size, [*resumed, "--resume", "auto", "--output-dir", cut], **patches)
+    train(crew, chapter, world_size, [*argv, "--resume", "auto", "--output-dir", cut], **patches)
 
     assert_same(
         without_args(load_state(whole / "checkpoint.pt")),
@@ -112,10 +111,10 @@ def test_any_chapter_resumes_any_other(first: str, last: str, crew: Crew, tmp_pa
     argv = ["--synthetic", 50, *BATCH, "--epochs", 2, "--workers", 0]
     patches = {"build_model": plain_float64, "save_checkpoint": save_every_epoch}
     whole, other = tmp_path / "whole", tmp_path / "other"
-    argv += [*AS_OTHERS.get(first, []), "--output-dir", whole]
-    train(crew, first, WORLD_SIZES.get(first, 2), argv, **patches)
-    resume = ["--synthetic", 50, "--workers", 0, "--resume", whole / "after1.pt"]
-    resume += [*AS_OTHERS.get(last, []), "--output-dir", other]
+    begin = [*argv, *AS_OTHERS.get(first, []), "--output-dir", whole]
+    train(crew, first, WORLD_SIZES.get(first, 2), begin, **patches)
+    resume = [*argv, *AS_OTHERS.get(last, []), "--resume", whole / "after1.pt"]
+    resume += ["--output-dir", other]
     train(crew, last, WORLD_SIZES.get(last, 2), resume, build_model=plain_float64)
     a, b = load_state(whole / "checkpoint.pt"), load_state(other / "checkpoint.pt")
     assert (b["epoch"], b["global_step"]) == (2, 8)
@@ -129,41 +128,52 @@ def test_any_chapter_resumes_any_other(first: str, last: str, crew: Crew, tmp_pa
     assert any(not torch.allclose(t, early[n], rtol=0, atol=1e-6) for n, t in b["model"].items())
 
 
-def test_what_is_typed_wins(crew: Crew, tmp_path: Path) -> None:
-    """A silent command line keeps the checkpoint's settings; a typed one replaces them, is
-    written to the log, and goes on at the same epoch, also when an epoch has other steps."""
+def test_what_is_typed_counts(crew: Crew, tmp_path: Path) -> None:
+    """No flag but --arch is taken from a checkpoint. What differs from it is said at the start, and
+    the run goes on at the same epoch, also when an epoch has other steps."""
     patches = {"build_model": plain_float64}
     argv = ["--synthetic", 96, "--image-size", 16, "--batch-size", 12, "--epochs", 4, "--lr", 0.2]
-    argv += ["--weight-decay", 0.01, "--workers", 0, "--warmup-epochs", 1, "--seed", 9]
+    argv += ["--weight-decay", 0.01, "--workers", 0, "--warmup-epochs", 1, "--arch", "resnet18"]
     run = tmp_path / "run"
     train(
         crew, "02_distributed", 2, [*argv, "--output-dir", run],
         **patches, save_checkpoint=save_every_epoch,
     )  # fmt: skip
-    silent = ["--synthetic", 96, "--workers", 0, "--resume", run / "after2.pt"]
-    train(crew, "02_distributed", 2, [*silent, "--output-dir", tmp_path / "silent"], **patches)
-    start = rows(tmp_path / "silent", "start")[0]
-    for name in ("epochs", "lr", "batch_size", "warmup_epochs", "weight_decay", "seed"):
-        assert start["args"][name] == rows(run, "start")[0]["args"][name], name
-    assert not [key for key in start if key.endswith(" was")]
-
-    typed = [*silent, "--batch-size", 24, "--lr", 0.4, "--weight-decay", 0, "--print-freq", 1]
-    answers = train(
-        crew, "02_distributed", 2, [*typed, "--output-dir", tmp_path / "typed"], **patches
-    )
-    start = rows(tmp_path / "typed", "start")[0]
-    changed = {key: value for key, value in start.items() if key.endswith(" was")}
-    assert changed == {"batch_size was": 12, "lr was": 0.2, "weight_decay was": 0.01}
-    assert "lr was 0.2" in answers[0]["stdout"] and not answers[1]["stdout"]
+    typed = [*argv[:-2], "--batch-size", 24, "--lr", 0.4, "--weight-decay", 0, "--print-freq", 1]
+    typed += ["--resume", run / "after2.pt", "--output-dir", tmp_path / "typed"]
+    answers = train(crew, "02_distributed", 2, typed, **patches)
+    (start,) = rows(tmp_path / "typed", "start")
+    assert start["args"]["arch"] == "resnet18" and start["args"]["lr"] == 0.4
+    said = " ".join(answers[0]["stdout"].split())
+    for words in ("batch_size was 12", "lr was 0.2", "weight_decay was 0.01", "print_freq was 20"):
+        assert words in said
+    assert "epochs was" not in said and "arch was" not in said and not answers[1]["stdout"]
     train_rows = rows(tmp_path / "typed", "train")
     # 4 steps an epoch in place of 8: it starts half way, at step 8 of 16, of which 4 warm up.
     assert [row["epoch"] for row in train_rows] == [2] * 4 + [3] * 4
     assert [row["step"] for row in train_rows] == list(range(17, 25))
     peak = 0.4 * 24 / 256
-    expected = [peak * 0.5 * (1 + math.cos(math.pi * (s - 4) / 12)) for s in range(8, 16)]
+    middles = [step + 0.5 for step in range(8, 16)]
+    expected = [peak * 0.5 * (1 + math.cos(math.pi * (s - 4) / 12)) for s in middles]
     assert [row["lr"] for row in train_rows] == pytest.approx(expected, rel=1e-12)
     group = load_state(tmp_path / "typed/checkpoint.pt")["optimizer"]["param_groups"][0]
     assert group["weight_decay"] == 0
+
+
+def test_checkpoints_of_before(crew: Crew, tmp_path: Path) -> None:
+    """One with the state of a schedule, and of a fused SGD, goes on as one without."""
+    argv = ["--synthetic", 24, *BATCH, "--epochs", 2, "--workers", 0]
+    patches = {"build_model": plain_float64}
+    first = [*argv, "--output-dir", tmp_path / "new"]
+    train(crew, "02_distributed", 1, first, **patches, save_checkpoint=save_every_epoch)
+    state = load_state(tmp_path / "new/after1.pt")
+    state["schedule"] = {"base_lrs": [9.0], "last_epoch": 77}
+    state["optimizer"]["param_groups"][0] |= {"fused": True, "lr": 9.0, "initial_lr": 9.0}
+    torch.save(state, tmp_path / "old.pt")
+    again = [*argv, "--resume", tmp_path / "old.pt", "--output-dir", tmp_path / "old"]
+    train(crew, "02_distributed", 1, again, **patches)
+    new, old = (load_state(tmp_path / name / "checkpoint.pt") for name in ("new", "old"))
+    assert_same(without_args(new), without_args(old))
 
 
 def test_auto_without_a_checkpoint_starts_afresh(crew: Crew, tmp_path: Path) -> None:

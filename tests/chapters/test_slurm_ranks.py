@@ -9,9 +9,7 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import time
-from itertools import groupby
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -60,12 +58,10 @@ def variables(tasks: list[int], gpus: int = 0, cyclic: bool = False, **more: str
     places = [(node, local) for node, number in enumerate(tasks) for local in range(number)]
     if cyclic:  # --distribution=cyclic deals the tasks out to the nodes in turn
         places.sort(key=lambda place: (place[1], place[0]))
-    runs = [(number, len(list(same))) for number, same in groupby(tasks)]
-    counts = [f"{number}(x{times})" if times > 1 else f"{number}" for number, times in runs]
     # The step may be a part of its job: what belongs to the whole job must not matter.
     step = {"SLURM_NTASKS": "99", "SLURM_TASKS_PER_NODE": "99", "SLURM_JOB_NODELIST": "other"}
     step |= {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-9]"}
-    step |= {"SLURM_STEP_TASKS_PER_NODE": ",".join(counts)}
+    step |= {"SLURM_STEP_NUM_TASKS": str(sum(tasks)), "SLURM_STEP_NUM_NODES": str(len(tasks))}
     step |= {"SLURM_GPUS_ON_NODE": str(gpus)} if gpus else {}
     ids = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
     return [
@@ -84,87 +80,118 @@ REQUESTS = {
     "2 tasks per node with 2 GPUs each": ([2, 2], 4, 2, 2),
     "not all GPUs, as was asked for": ([1, 1], 4, 3, 3),
 }
+ONE_NODE = mock.patch("subprocess.check_output", side_effect=AssertionError("asks for nodes"))
+
+
+def place_of(
+    chapter: ModuleType, env: dict, number: int = 0, procs: int = 1, visible: int = 0
+) -> dict[str, str]:
+    """What process `number` of a task finds in its environment, on a machine that shows GPUs."""
+    nodes = mock.patch("subprocess.check_output", return_value="n1\nn2\n")
+    gpus = mock.patch("torch.cuda.device_count", return_value=visible)
+    with mock.patch.dict(os.environ, env), nodes as asked, gpus:
+        chapter.join_slurm(number, procs)
+        if asked.called:
+            assert asked.call_args.args[0][:3] == ["scontrol", "show", "hostnames"]
+            assert asked.call_args.args[0][3] == env["SLURM_STEP_NODELIST"]
+        return dict(os.environ)
 
 
 @pytest.mark.parametrize("cyclic", [False, True], ids=["block", "cyclic"])
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
-def test_ranks(request_: tuple, cyclic: bool, chapter: ModuleType) -> None:
+def test_ranks(
+    request_: tuple, cyclic: bool, chapter: ModuleType, environment: pytest.MonkeyPatch
+) -> None:
     """All tasks of a step together: each rank once, each local rank once on its node, and the
     same world size and meeting point for all."""
     tasks, gpus, asked, procs = request_
-    places = []
+    words = ["--synthetic", *(["--procs-per-task", str(asked)] if asked else [])]
+    args, places = chapter.build_parser().parse_args(words), []
     for env in variables(tasks, gpus, cyclic):
-        of_task = chapter.places_of_task(env, asked)
-        assert len(of_task) == procs
+        with mock.patch.dict(os.environ, env):
+            assert chapter.procs_of_task(args) == procs
+        of_task = [place_of(chapter, env, number, procs, gpus) for number in range(procs)]
         places += [place | {"node": env["SLURM_NODEID"]} for place in of_task]
     world_size = sum(tasks) * procs
     assert [int(place["RANK"]) for place in places] == list(range(world_size))
     for node, number in enumerate(tasks):
         here = [place for place in places if place["node"] == str(node)]
+        alone = 0 < gpus <= procs  # then a task has the node to itself
+        assert not alone or number == 1
         assert sorted(int(p["LOCAL_RANK"]) for p in here) == list(range(number * procs))
-        assert {p["LOCAL_WORLD_SIZE"] for p in here} == {str(number * procs)}
     shared = {"WORLD_SIZE": str(world_size), "MASTER_PORT": "14711"}
     shared |= {"MASTER_ADDR": "n1" if len(tasks) > 1 else "127.0.0.1"}
+    shared |= {"LOCAL_WORLD_SIZE": str(procs)}
     assert all(shared.items() <= place.items() for place in places)
 
 
-def test_the_meeting_place(chapter: ModuleType) -> None:
-    """Rank 0 is on the first node of the step, or where the user says."""
-    for nodes, first in {
-        "n2": "n2",
-        "gpu[03-05,9],login1": "gpu03",
-        "login1,gpu[03-05]": "login1",
-        "rack[08,10]-n[001-004,9].cluster": "rack08-n001.cluster",
-        "gpu-node-4.example.org,gpu-node-5.example.org": "gpu-node-4.example.org",
-    }.items():
-        step = variables([1, 1], SLURM_STEP_NODELIST=nodes)
-        assert {chapter.places_of_task(env, 0)[0]["MASTER_ADDR"] for env in step} == {first}
+def test_a_task_that_sees_its_own_gpus(
+    chapter: ModuleType, environment: pytest.MonkeyPatch
+) -> None:
+    """By --gpus-per-task: the second of two tasks on a node counts them from 0."""
+    second = variables([2], 4)[1]
+    assert place_of(chapter, second, 0, 1, visible=1)["LOCAL_RANK"] == "0"
+    assert place_of(chapter, second, 1, 2, visible=2)["LOCAL_RANK"] == "1"
+    assert place_of(chapter, second, 1, 2, visible=4)["LOCAL_RANK"] == "3"
+
+
+def test_the_meeting_place(chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
+    """Rank 0 is on the first node of the step, or where the user says; one node asks nobody."""
+    step = variables([1, 1], SLURM_STEP_NODELIST="gpu[03-05,9],login1")
+    assert {place_of(chapter, env)["MASTER_ADDR"] for env in step} == {"n1"}
     given = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29400"}
-    for env in [*variables([1, 1], **given), *variables([2], **given)]:
-        assert given.items() <= chapter.places_of_task(env, 0)[0].items()
+    with ONE_NODE:
+        for env in [*variables([1, 1], **given), *variables([2], **given)]:
+            with mock.patch.dict(os.environ, env):
+                chapter.join_slurm(0, 1)
+                assert given.items() <= dict(os.environ).items()
 
 
-def test_ports(chapter: ModuleType) -> None:
+def test_ports(chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
     """None needs a right or is one that the kernel gives to clients; a job has one, again after a
     requeue; jobs and steps that run side by side have others."""
 
     def port(job: int, step: int = 0, **more: str) -> int:
         ids = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
-        return int(chapter.places_of_task(variables([2])[0] | ids | more, 0)[0]["MASTER_PORT"])
+        return int(place_of(chapter, variables([2])[0] | ids | more)["MASTER_PORT"])
 
-    ports = [port(job) for job in (*range(1, 3000, 7), *range(19_900, 20_100), 2**31)]
+    ports = [port(job) for job in (*range(1, 3000, 97), *range(19_990, 20_010), 2**31)]
     assert min(ports) >= 10_000 and max(ports) < 30_000
     assert port(77) == port(77, SLURM_RESTART_COUNT="3")
-    assert len({port(job) for job in range(500, 600)}) == 100
+    assert len({port(job) for job in range(500, 540)}) == 40
     assert len({port(500, step) for step in range(4)}) == 4
 
 
 def test_workers(chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
     """Their default is the rank's share of the task's CPUs, where those were asked for."""
-    usual = chapter.build_parser().parse_args([]).workers
-    for cpus, tasks, gpus, workers in [("8", [1], 4, 2), ("2", [1], 4, 1), ("64", [2], 0, 16)]:
-        env = variables(tasks, gpus)[0] | {"SLURM_CPUS_PER_TASK": cpus}
-        environment.setenv("CPUS_PER_RANK", chapter.places_of_task(env, 0)[0]["CPUS_PER_RANK"])
-        assert chapter.build_parser().parse_args([]).workers == workers
-    assert "CPUS_PER_RANK" not in chapter.places_of_task(variables([1])[0], 0)[0]
-    environment.delenv("CPUS_PER_RANK")
-    assert chapter.build_parser().parse_args([]).workers == usual
+    usual = chapter.build_parser().parse_args(["--synthetic"]).workers
+    for cpus, procs, workers in [("8", 4, 2), ("2", 4, 1), ("64", 1, 16)]:
+        env = variables([1], procs)[0] | {"SLURM_CPUS_PER_TASK": cpus}
+        with mock.patch.dict(os.environ, place_of(chapter, env, 0, procs)):
+            assert chapter.build_parser().parse_args(["--synthetic"]).workers == workers
+    with mock.patch.dict(os.environ, place_of(chapter, variables([1])[0])):
+        assert chapter.build_parser().parse_args(["--synthetic"]).workers == usual
 
 
-def test_torchrun_knows_already(chapter: ModuleType) -> None:
+def test_torchrun_knows_already(chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
     """Its processes have the variables of the task that torchrun is."""
     env = variables([1, 1], 2)[1] | {"TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4"}
-    assert chapter.places_of_task(env, 0) == [{}]
+    seen = []
+    environment.setattr(chapter, "run", lambda *_: seen.append(dict(os.environ)))
+    environment.setattr(signal, "signal", lambda *_: None)
+    for name, value in env.items():
+        environment.setenv(name, value)
+    chapter.main(["--synthetic", "8", "--output-dir", "nowhere"])
+    assert [(place["RANK"], place["WORLD_SIZE"]) for place in seen] == [("3", "4")]
+    assert "MASTER_PORT" not in seen[0]
 
 
-BY_HAND = "not started by srun"
-TASKS = r"{} task\(s\) of {} process\(es\) on a node for {} GPU\(s\)"
+BY_HAND = r"start it with srun -K --ntasks 2 python \S+/06_slurm/main.py \.\.\."
 BATCH_SHELL = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_TASKS_PER_NODE": "2"}
 MISTAKES = {
-    "by hand": ({}, 0, BY_HAND),
-    "batch shell": (BATCH_SHELL, 0, BY_HAND),
-    "2 tasks, 4 GPUs": (variables([2], 4)[0], 0, TASKS.format(2, 1, 4)),
-    "3 processes, 2 GPUs": (variables([1, 1], 2)[0], 3, TASKS.format(1, 3, 2)),
+    "by hand": ({}, BY_HAND),
+    "batch shell": (BATCH_SHELL, BY_HAND),
+    "2 tasks, 4 GPUs": (variables([2], 4)[0], "2 tasks, 1 nodes, 4 GPUs each: a task per .*"),
 }
 
 
@@ -172,56 +199,17 @@ MISTAKES = {
 def test_mistakes(
     mistake: tuple, chapter: ModuleType, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One line, which names what does not fit and what to type."""
-    env, procs, words = mistake
+    """One line, which names what does not fit or what to type."""
+    env, words = mistake
     for name, value in env.items():
         environment.setenv(name, value)
-    environment.setattr("sys.argv", ["06_slurm/main.py", "--synthetic", "8"])
-    argv = ["--synthetic", "8", "--procs-per-task", str(procs), "--output-dir", str(tmp_path)]
     with pytest.raises(SystemExit) as ended:
-        chapter.main(argv)
-    typed = r"srun -K --ntasks-per-node 2 --gres gpu:2 python 06_slurm/main.py --synthetic 8 "
-    assert re.fullmatch(rf"06_slurm: error: {words}: type {typed}\(as many .*", ended.value.code)
+        chapter.main(["--synthetic", "8", "--output-dir", str(tmp_path)])
+    assert re.fullmatch(rf"06_slurm: error: {words}", ended.value.code)
     assert list(tmp_path.iterdir()) == []
 
 
-# -------------------------------------------------------------------- the GPU, the meeting point
-
-
-@pytest.mark.parametrize(
-    ("visible", "on_node", "local_rank", "local_world_size", "index"),
-    [
-        (1, 2, 1, 2, 0),  # --gpus-per-task=1 shows each task its own one
-        (4, 4, 3, 4, 3),  # --gres=gpu:4 shows each task all of them
-        (2, 4, 3, 4, 1),  # two tasks of two processes, --gpus-per-task=2
-        (4, None, 2, 4, 2),  # without Slurm
-        (1, 2, 2, 3, "start 2"),
-    ],
-)
-def test_gpu(
-    visible: int, on_node: int | None, local_rank: int, local_world_size: int, index: int | str,
-    chapter: ModuleType, environment: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Each rank has one of its own, on a machine that seems to have GPUs."""
-    joined, chosen = [], []
-    environment.setattr(torch.cuda, "is_available", lambda: True)
-    environment.setattr(torch.cuda, "device_count", lambda: visible)
-    environment.setattr(torch.cuda, "set_device", chosen.append)
-    environment.setattr(dist, "init_process_group", lambda *given, **more: joined.append(more))
-    place = {"RANK": 5, "WORLD_SIZE": 8, "MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": local_rank}
-    place |= {"LOCAL_WORLD_SIZE": local_world_size}
-    place |= {"SLURM_GPUS_ON_NODE": on_node} if on_node else {}
-    for name, value in place.items():
-        environment.setenv(name, str(value))
-    args = chapter.build_parser().parse_args(["--synthetic", "--batch-size", "64"])
-    if isinstance(index, str):
-        with pytest.raises(SystemExit, match=rf"^06_slurm: error: more .*: {index}$"):
-            chapter.setup_distributed(args)
-        assert not joined
-        return
-    device = torch.device("cuda", index)
-    assert chapter.setup_distributed(args) == (5, 8, device)
-    assert chosen == [device] and joined == [{"device_id": device}]
+# -------------------------------------------------------------------------------- the meeting point
 
 
 def test_meeting_in_a_file(
@@ -234,31 +222,17 @@ def test_meeting_in_a_file(
     for start in "7 0", "7 0 1", "7 0 2", "7 1", "8 0", "71 0", "7 10", "1 7 10", "17 1 0":
         ids = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         environment.setattr(os, "environ", dict(zip(ids, start.split(), strict=False)))
-        names.append(chapter.meeting_point(SimpleNamespace(dist_file=Path("meet"))))
+        names.append(chapter.meeting_point(SimpleNamespace(dist_file="meet")))
     assert len(set(names)) == len(names)
     assert all(name.startswith(f"file://{tmp_path}/meet/") for name in names), names
     dist.init_process_group("gloo", names[0], rank=0, world_size=1)
     dist.destroy_process_group()
 
 
-def test_a_meeting_leaves_nothing(crew: Crew, tmp_path: Path) -> None:
+def test_ranks_meet_in_a_file(crew: Crew, tmp_path: Path) -> None:
     (tmp_path / "meet").mkdir()
     argv = ["--epochs", 1, "--dist-file", tmp_path / "meet"]
     assert one_start(crew, tmp_path / "run", 2, *argv)[0]["exit"] is None
-    assert list((tmp_path / "meet").iterdir()) == []
-
-
-def test_meeting_nowhere(chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
-    """One line, at once, in place of a wait until --dist-timeout."""
-    with pytest.raises(SystemExit) as ended:
-        chapter.meeting_point(SimpleNamespace(dist_file=Path(__file__)))
-    line = f"06_slurm: error: --dist-file {__file__} is not a folder: make it"
-    assert ended.value.code == line
-    environment.setenv("MASTER_ADDR", "n1.invalid")
-    with pytest.raises(SystemExit) as ended:
-        chapter.meeting_point(SimpleNamespace(dist_file=None))
-    line = "06_slurm: error: no address for n1.invalid: "
-    assert ended.value.code == line + "export MASTER_ADDR=... or use --dist-file DIR"
 
 
 # ------------------------------------------------------------------------ the rest of an epoch
@@ -295,33 +269,26 @@ def test_sampler(world_size: int, images: int, chapter: ModuleType) -> None:
 def test_a_task_of_several_processes(
     chapter: ModuleType, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It gives each its place and hands signals on to them, but not to one that has ended. (What
-    it starts here are others; test_slurm.py has the real ones.)"""
+    """It starts each with its number; signals, which Slurm sends to all of them, do not end it.
+    (test_slurm.py has real ones.)"""
     spawned = []
-    alive, gone = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
-    gone.kill()
-    gone.wait()
 
-    def spawn(*given: Any, join: bool) -> mock.Mock:
+    def spawn(*given: Any) -> None:
         spawned.extend(given)
-        both = [mock.Mock(pid=p.pid, is_alive=lambda p=p: p.poll() is None) for p in (gone, alive)]
-        ended = lambda: (signal.raise_signal(USR1), alive.wait(timeout=30))  # noqa: E731
-        return mock.Mock(processes=both, join=ended)
+        signal.raise_signal(USR1)
+        signal.raise_signal(TERM)
 
     environment.setattr("torch.multiprocessing.spawn", spawn)
     for name, value in variables([1], 2)[0].items():
         environment.setenv(name, value)
     kept = {number: signal.getsignal(number) for number in (USR1, TERM)}
+    argv = ["--synthetic", "8", "--output-dir", str(tmp_path)]
     try:
-        chapter.main(["--synthetic", "8", "--output-dir", str(tmp_path)])
+        chapter.main(argv)
     finally:
-        alive.kill()
         for number, handler in kept.items():
             signal.signal(number, handler)
-    assert alive.returncode == -USR1
-    worker, (_, places), number = spawned
-    assert (worker, number) == (chapter.worker, 2)
-    assert [place["RANK"] for place in places] == ["0", "1"]
+    assert spawned == [chapter.worker, (argv, 2), 2]
 
 
 def leg(chapter: str, argv: list[str], ask: dict[str, Any]) -> dict:
@@ -486,15 +453,10 @@ def test_its_checkpoint_can_be_evaluated(
 
 
 def test_the_same_images_or_none(crew: Crew, stopped: Path, tmp_path: Path) -> None:
-    """With another order, other steps or another data set it is unknown which images the epoch has
-    had."""
+    """With another order or other steps it is unknown which images the epoch has had."""
     file = stopped / "checkpoint.pt"
-    inside = f"--resume {file} stopped inside an epoch: keep --"
-    for typed, says in (
-        (["--batch-size", "24"], inside + "batch-size 12"),
-        (["--seed", "8"], inside + "seed 7"),
-        (["--synthetic", "12"], "12 images are fewer than --batch-size 12 times the 2 steps done"),
-    ):
+    says = f"--resume {file} stopped inside an epoch: keep --batch-size and --seed"
+    for typed in ("--batch-size", "24"), ("--seed", "8"):
         argv = [*arguments(tmp_path, HIGH_RATE), "--resume", str(file), *typed]
         answers = crew.run(leg, SLURM, argv, {}, world_size=2)
         assert [answer["exit"] for answer in answers] == [f"06_slurm: error: {says}"] * 2

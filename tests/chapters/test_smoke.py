@@ -4,6 +4,7 @@ images, then on JPEG files."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -102,16 +103,24 @@ def test_trains_resumes_and_evaluates(
     assert [row["epoch"] for row in train] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert train[-1]["loss"] < 0.6 * train[0]["loss"], [row["loss"] for row in train]
     assert all(0 <= row["data_wait"] <= 1 and row["images_per_second"] > 0 for row in train)
-    assert all(row["max_memory"] > 0 and row["lr"] > 0 and row["seconds"] > 0 for row in train)
+    assert all(row["lr"] > 0 and row["seconds"] > 0 for row in train)
+    assert all((row["max_memory"] > 0) == torch.cuda.is_available() for row in train)
     assert [(row["epoch"], row["step"], row["images"]) for row in evals] == [
         (0, 20, images // 4),
         (1, 40, images // 4),
     ]
     assert rows(run_dir, "end")[0]["best_acc1"] == max(row["acc1"] for row in evals)
     # Rank 0 alone speaks: every event is printed once.
-    for event in ("start", "train", "eval", "end"):
-        printed = [line for line in first.said if line.startswith(event + "  ")]
-        assert len(printed) == len(rows(run_dir, event)), first.output
+    printed = {
+        "start": "chapter ",
+        "train": "epoch .*  step ",
+        "eval": "epoch .*  val",
+        "end": "end$",
+    }
+    for event, begins in printed.items():
+        lines = [line for line in first.said if re.match(begins, line)]
+        assert len(lines) == len(rows(run_dir, event)), first.output
+        assert all(len(line) <= 100 for line in lines)
     assert "destroy_process_group" not in first.stderr, first.stderr
 
     for name in ("checkpoint.pt", "best.pt"):
@@ -124,8 +133,7 @@ def test_trains_resumes_and_evaluates(
     assert type(state["best_acc1"]) is float and state["num_classes"] == 10
     assert not list(run_dir.glob("*.tmp"))
 
-    # Without its other flags: what the checkpoint was trained with is kept.
-    again = ["--data", ten_classes, "--epochs", 3, "--workers", 1, "--resume", "auto"]
+    again = ["--data", ten_classes, *argv[2:], "--epochs", 3, "--workers", 1, "--resume", "auto"]
     again += AS_OTHERS.get(chapter, [])
     second = run(command_for(chapter, again, WORLD_SIZE, script), script.parent, env=EXACT)
     assert second.returncode == 0, second.output
@@ -136,7 +144,7 @@ def test_trains_resumes_and_evaluates(
 
     before = events(run_dir)
     path = run_dir / "checkpoint.pt"
-    alone = ["--data", ten_classes, "--evaluate", "--resume", path, "--batch-size", 4]
+    alone = ["--data", ten_classes, *SIZE, "--evaluate", "--resume", path, "--batch-size", 4]
     alone += ["--workers", 0, "--output-dir", run_dir, *AS_OTHERS.get(chapter, [])]
     evaluate_alone(chapter, alone, crew, script)
     (result,) = rows(run_dir, "eval", "evaluate.jsonl")

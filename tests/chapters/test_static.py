@@ -13,38 +13,51 @@ from harness import CHAPTERS, ROOT, load_chapter
 HUB, DP, SPAWN, APEX = "02_distributed", "01_dataparallel", "03_multiprocessing", "04_apex"
 HOROVOD, SLURM, EVAL = "05_horovod", "06_slurm", "07_dist_eval"
 ALL_CHAPTERS = [DP, HUB, SPAWN, APEX, HOROVOD, SLURM, EVAL]
-# 04 holds two ways to do the same, 06 two ways to be started and a way to be stopped.
-LINE_CAP = {HUB: 460, APEX: 601, SLURM: 618}
-DEFAULT_LINE_CAP = 560
+# How densely a chapter may be written, and elastic.py: expression nodes and characters a code line,
+# share of code lines of 90 columns and more (percent), written-out tuple assignments, merges by |=;
+# and at least so many blank lines for 100 lines inside of functions. Measured alike on 2026-11-22:
+#                                   lines  nodes  characters  wide  blank
+#     nanoGPT train.py                336    4.5        40.0    7%    0.0
+#     examples imagenet/main.py       530    4.3        36.4    2%   14.3
+#     cleanrl ppo_atari_multigpu.py   403    4.8        37.9    8%    2.1
+#     the 2019 original               399    3.4        29.3    0%   15.5
+#     02 before it was rewritten      460    7.5        59.7   26%    0.6
+BOUNDS = {"nodes": 5.3, "characters": 48, "wide": 8, "tuples": 4, "merges": 0}
+LEAST_BLANK = 4.5
+LINE_CAP = {DP: 585, HUB: 600, SPAWN: 640, APEX: 785, HOROVOD: 610, SLURM: 750, EVAL: 745}
 # Changed lines (added plus removed) against 02, the docstring aside.
-CHANGED_CAP = {DP: 90, SPAWN: 55, APEX: 176, HOROVOD: 120, SLURM: 230, EVAL: 150}
+CHANGED_CAP = {DP: 125, SPAWN: 75, APEX: 230, HOROVOD: 140, SLURM: 260, EVAL: 200}
 
 # Functions that must be the same, to the letter, in the chapters named.
 EVERYWHERE = [
-    "refuse_if", "parse_args", "load_image", "synthetic_images", "build_datasets", "build_model",
-    "save_checkpoint", "RunLog", "to_device",
+    "fail", "positive", "amount", "load_image", "synthetic_images", "build_datasets", "check_data",
+    "build_model", "learning_rate", "check_output_dir", "save_checkpoint", "RunLog", "to_device",
+    "log_start",
 ]  # fmt: skip
 ON_TORCH = [HUB, SPAWN, APEX, SLURM, EVAL]
 SAME = {
     **{name: ALL_CHAPTERS for name in EVERYWHERE},
+    "pick_device": [c for c in ALL_CHAPTERS if c != DP],
     "build_loaders": [c for c in ALL_CHAPTERS if c != SLURM],
     "load_checkpoint": [c for c in ALL_CHAPTERS if c != SLURM],
     "build_optimizer": [DP, HUB, SPAWN, SLURM, EVAL],
-    "train_one_epoch": [DP, HUB, SPAWN, EVAL],
+    "train_one_epoch": [DP, HUB, SPAWN, HOROVOD, EVAL],
     "evaluate": [DP, HUB, SPAWN, HOROVOD, SLURM],
-    "run": [DP, HUB, SPAWN],
+    "run": [DP, HUB, SPAWN, HOROVOD],
     "setup_distributed": [HUB, SPAWN, APEX, EVAL],
     "wrap_model": [HUB, SPAWN, SLURM, EVAL],
+    "wait_for": ON_TORCH,
     "all_reduce_sum": ON_TORCH,
     "broadcast_buffers": ON_TORCH,
+    "check_same": [c for c in ALL_CHAPTERS if c != DP],
     "cleanup": ON_TORCH,
-    "main": [HUB, EVAL],
+    "main": [HUB],
 }
 SEAMS = ["setup_distributed", "wrap_model", "all_reduce_sum", "broadcast_buffers", "cleanup"]
 ALLOWED_IMPORTS = {
-    "argparse", "collections", "csv", "datetime", "importlib", "itertools", "json", "math", "os",
-    "pathlib", "re", "resource", "shutil", "signal", "socket", "sys", "time", "torch",
-    "torchvision", "tqdm",
+    "argparse", "collections", "contextlib", "csv", "datetime", "importlib", "itertools", "json",
+    "math", "os", "pathlib", "signal", "socket", "subprocess", "textwrap", "time", "torch",
+    "torchvision", "tqdm", "types", "typing",
 }  # fmt: skip
 OWN_LIBRARY = {APEX: {"apex"}, HOROVOD: {"horovod"}}
 
@@ -79,13 +92,85 @@ def test_every_chapter_is_here() -> None:
     assert CHAPTERS == ALL_CHAPTERS
 
 
+def density(text: str) -> dict[str, float]:
+    """What BOUNDS speaks of. Code lines are neither blank, nor comments, nor docstrings."""
+    tree, lines = ast.parse(text), text.splitlines()
+    documented = [
+        node.body[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node)
+    ]
+    prose = {n for doc in documented for n in range(doc.lineno, doc.end_lineno + 1)}
+    bare = {n: line.strip() for n, line in enumerate(lines, 1) if n not in prose and line.strip()}
+    code = {n: line for n, line in bare.items() if not line.startswith("#")}
+    expressions = sum(isinstance(node, ast.expr) for node in ast.walk(tree)) - len(documented)
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AugAssign)]
+    top = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
+    top += [n for c in tree.body if isinstance(c, ast.ClassDef) for n in c.body]
+    inside = {n for f in top for n in range(f.lineno, f.end_lineno + 1)}
+    return {
+        "nodes": expressions / len(code),
+        "characters": sum(map(len, code.values())) / len(code),
+        "wide": 100 * sum(len(lines[n - 1]) >= 90 for n in code) / len(code),
+        "blank": 100 * sum(not lines[n - 1].strip() for n in inside - prose) / len(inside),
+        "tuples": sum(
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Tuple)
+            and isinstance(node.value, ast.Tuple)
+            for node in assigned
+        ),
+        "merges": sum(
+            isinstance(node, ast.AugAssign) and isinstance(node.op, ast.BitOr) for node in assigned
+        ),
+    }
+
+
+@pytest.mark.parametrize("file", [*(f"{c}/main.py" for c in CHAPTERS), f"{HOROVOD}/elastic.py"])
+def test_reads_like_prose(file: str) -> None:
+    text = (ROOT / file).read_text()
+    measured = density(text)
+    assert {name: value for name, value in measured.items() if value > BOUNDS.get(name, 1e9)} == {}
+    assert measured["blank"] >= LEAST_BLANK
+    longest = max(map(len, text.splitlines()))
+    assert longest <= 88
+    sizes = {
+        node.name: node.end_lineno - node.lineno + 1
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert {name: size for name, size in sizes.items() if size > 60} == {}
+
+
+def test_density_is_measured() -> None:
+    """A dense line is told from an airy one."""
+    packed = "def f(a, b):\n    a, b = b, a\n    a |= {1: 2}\n    return [x for x in a if x in b]\n"
+    airy = "def f(a):\n    b = a\n\n    # a comment\n    return b\n"
+    assert density(packed)["tuples"] == density(packed)["merges"] == 1
+    assert density(packed)["nodes"] == 17 / 4 and density(airy)["nodes"] == 1
+    assert density(packed)["blank"] == 0 and density(airy)["blank"] == 20
+
+
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_sizes(chapter: str) -> None:
-    lines = source(chapter).splitlines()
-    assert len(lines) <= LINE_CAP.get(chapter, DEFAULT_LINE_CAP)
-    assert max(map(len, lines)) <= 100
-    sizes = {f.name: f.end_lineno - f.lineno + 1 for f in functions(chapter)}
-    assert {name: size for name, size in sizes.items() if size > 60} == {}
+    assert len(source(chapter).splitlines()) <= LINE_CAP[chapter]
+
+
+SECTIONS = [
+    "command line",
+    "processes",
+    "data",
+    "model",
+    "checkpoint",
+    "log",
+    "training",
+    "the run",
+]
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_sections(chapter: str) -> None:
+    found = re.findall(r"^# ---- (.+) ----$", source(chapter), re.MULTILINE)
+    assert [name for name in found if name != "precision"] == SECTIONS
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
@@ -156,39 +241,39 @@ def test_imports(chapter: str) -> None:
 def test_docstring(chapter: str) -> None:
     text = ast.get_docstring(ast.parse(source(chapter)))
     assert f"{chapter}/main.py --synthetic" in text
-    assert "--data /data/imagenet" in text
+    assert "--data /imagenet" in text
     assert "Changed against 02_distributed" in text or chapter == HUB
-    site = re.search(r"^site_url: (\S+)", (ROOT / "mkdocs.yml").read_text(), re.M)[1]
-    for language, prefix in (("en", "en/"), ("zh", "")):
-        assert f" {site}{prefix}chapters/{chapter}/\n" in text
-        assert (ROOT / "docs" / language / "chapters" / f"{chapter}.md").is_file()
+    for page in (f"docs/{language}/chapters/{chapter}.md" for language in ("en", "zh")):
+        assert page in text and (ROOT / page).is_file()
 
 
 @pytest.mark.parametrize("chapter", sorted(set(CHAPTERS) - {"01_dataparallel"}))
 def test_dist_tags(chapter: str) -> None:
-    """Every use of the process group carries [dist] on its line, or in the comment above it."""
+    """Every use of the process group carries [dist] on its line, which is a line of code; and a
+    tag has its reason behind it, or in a comment above, or where the seam is defined."""
     lines = source(chapter).splitlines()
     use = r"\b(dist|hvd)\.\w+\(|(?<!class )\b(Distributed|Resumable)Sampler\("
-    uses = [n for n, line in enumerate(lines) if re.search(use, line)]
+    uses = [line for line in lines if re.search(use, line)]
     assert len(uses) >= 5
-    for number in uses:
-        nearby = lines[number]
+    missing = [line for line in uses if "# [dist]" not in line and "get_world_size" not in line]
+    assert not missing
+    tagged = [number for number, line in enumerate(lines) if "# [dist]" in line]
+    assert not [lines[number] for number in tagged if lines[number].lstrip().startswith("#")]
+    seams = [*SEAMS, "check_same", "wait_for", "gather_rows", "all_shall_stop", "join_slurm"]
+    for number in tagged:
+        explained = lines[number].partition("# [dist]")[2].strip()
         above = number - 1
-        while lines[above].lstrip().startswith("#"):
-            nearby += lines[above]
+        while not explained and lines[above].strip():
+            explained = lines[above].lstrip().startswith("#") or lines[above].endswith('"""')
             above -= 1
-        assert "[dist]" in nearby or "get_world_size" in nearby, f"{chapter}:{number + 1}"
-    # A tag gives its reason, but for a call of a seam, which gives it where it is defined.
-    for line in lines:
-        if match := re.search(r"# \[dist\](.*)", line):
-            assert match[1].strip() or any(seam in line for seam in [*SEAMS, "gather_rows"]), line
+        assert explained or any(seam in lines[number] for seam in seams), lines[number]
 
 
-def test_no_tag_without_distribution() -> None:
-    """01 has tags only in what it shares with 02."""
+def test_tags_of_one_process() -> None:
+    """01 tags what it shares with 02, and what is there because of DataParallel."""
     shared = "\n".join(definitions(DP)[name] for name, chapters in SAME.items() if DP in chapters)
-    for line in code_lines(DP):
-        assert "[dist]" not in line or line in shared
+    own = [line for line in code_lines(DP) if "[dist]" in line and line not in shared]
+    assert len(own) == 2 and all("InBfloat16(" in line or "DataParallel(" in line for line in own)
 
 
 SYNCS = {"item", "tolist", "cpu", "numpy", "synchronize", "barrier", "is_nonzero"}

@@ -9,7 +9,6 @@ import math
 import os
 import re
 import resource
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -45,9 +44,8 @@ from refusals import (
     Tiny,
     assert_says,
     call,
-    call_entry,
     image_tree,
-    one_line,
+    last_words,
     ranks_of,
     runs_well,
     snapshot,
@@ -68,8 +66,8 @@ SMALL = [*BASE, "--arch", "squeezenet1_1", "--image-size", "32"]
 
 
 def shown(line: str) -> str:
-    """A line as the table shows it: without the name of the chapter and the folders of a test."""
-    return re.sub(r"/(tmp|home)/\S*/", "", line.split(": error: ", 1)[1])
+    """A line as the table shows it: without the folders of a test."""
+    return re.sub(r"/(tmp|home)/\S*/", "", line)
 
 
 # ---------------------------------------------------------------------------------------- the disk
@@ -124,15 +122,14 @@ def spoiled(
 def fails_to_save(
     crew: Crew, chapter: str, folder: Path, spoil: Callable, mend: Callable = list
 ) -> str:
-    """The second epoch cannot be saved: the line says why and how much is free, the files of the
-    first epoch are whole, nothing half is left; mended, the run goes on. Returns the line."""
+    """The second epoch cannot be saved: torch says so, the files of the first epoch are whole,
+    nothing half is left; mended, the run goes on. Returns the last line."""
     out = folder / "out"
     change, ranks = partial(spoiled, spoil=spoil), ranks_of(chapter)
     answer = crew.run(call, chapter, SMALL, folder, change, world_size=ranks)[0]
-    line = one_line(answer, chapter)
-    says = r"cannot save out/(best|checkpoint)\.pt: .*; \d+ MiB free; the file before it is"
-    assert_says(line, says)
-    assert not answer["stderr"], answer
+    # torch speaks of a position in the file; the reason stands above.
+    assert "save_checkpoint" in answer["exit"] and not answer["stderr"], answer
+    (line,) = {text for text in answer["exit"].splitlines() if text.startswith("OSError: ")}
     for name in ("checkpoint.pt", "best.pt"):
         assert load_state(out / name)["epoch"] == 1
     assert {path.name for path in out.iterdir()} == {"checkpoint.pt", "best.pt", "metrics.jsonl"}
@@ -148,18 +145,19 @@ def test_full_disk(crew: Crew, small_disk: Path, fault_table: FaultTable) -> Non
     """The disk is full when the second epoch is saved."""
     ballast = small_disk / "ballast"
     line = fails_to_save(crew, HUB, small_disk, partial(fill, ballast, 256 << 10), ballast.unlink)
-    assert_says(line, "; 0 MiB free")
-    fault_table("full disk while saving (tmpfs)", HUB, shown(line) + ", and it is", None)
+    outcome = f"{shown(line)}; the files before are whole, nothing half is left"
+    fault_table("full disk while saving (tmpfs)", HUB, outcome, None)
 
 
 def test_file_size_limit(crew: Crew, tmp_path: Path, fault_table: FaultTable) -> None:
     """A limit on the size of files ends a run the same way."""
     line = fails_to_save(crew, ALONE, tmp_path, partial(limit, 1 << 20))
-    fault_table("limit on the size of a file (ulimit -f)", ALONE, shown(line), None)
+    outcome = f"{shown(line)}; the files before are whole, nothing half is left"
+    fault_table("limit on the size of a file (ulimit -f)", ALONE, outcome, None)
 
 
 def test_full_disk_for_the_log(crew: Crew, small_disk: Path, fault_table: FaultTable) -> None:
-    """The disk becomes full between two saves: the run ends in one line, and the checkpoint is
+    """The disk becomes full between two saves: the run ends, says why, and the checkpoint is
     whole. With room again, the line that is cut off in metrics.jsonl costs no other one."""
     out, ballast = small_disk / "out", small_disk / "ballast"
     # So many steps an epoch that the lines of the second one need another page of the disk.
@@ -167,7 +165,7 @@ def test_full_disk_for_the_log(crew: Crew, small_disk: Path, fault_table: FaultT
     spoil = partial(fill, ballast, 0)
     change = partial(spoiled, spoil=spoil, phase="train_one_epoch", model=tiny)
     (answer,) = crew.run(call, ALONE, argv, small_disk, change)
-    line = one_line(answer, ALONE)
+    line = last_words(answer)
     assert_says(line, "No space left on device")
     assert load_state(out / "checkpoint.pt")["epoch"] == load_state(out / "best.pt")["epoch"] == 1
     fault_table("full disk while logging (tmpfs)", ALONE, shown(line), None)
@@ -219,8 +217,8 @@ def test_read_only_disk(crew: Crew, small_disk: Path, fault_table: FaultTable) -
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     argv = [*BASE, "--output-dir", str(small_disk / "new/out")]
     (answer,) = crew.run(call, HUB, argv, small_disk)
-    line = one_line(answer, HUB)
-    assert_says(line, f"--output-dir: cannot write to ... {small_disk}")
+    line = last_words(answer)
+    assert_says(line, "Read-only file system")
     fault_table("--output-dir on a read-only disk", HUB, shown(line), None)
 
 
@@ -280,7 +278,7 @@ def test_unusable_image_is_named(
     others = [Image.new("RGB", (40, 30), colour) for colour in ((0, 255, 0), (0, 0, 255))]
     plain().save(bad, "GIF", save_all=True, append_images=others)
     (answer,) = crew.run(call, HUB, [*DATA, "--batch-size", "9"], tmp_path)
-    assert_says(one_line(answer, HUB), "data/train/a/x.jpg is not one 8-bit picture")
+    assert_says(last_words(answer), "not a single 8-bit image: data/train/a/x.jpg")
     assert not list(tmp_path.glob("out/*.pt*"))
     assert check_imagenet.main([str(tmp_path / "data"), "--workers", "1"]) == 1
     assert str(bad) in capsys.readouterr().out
@@ -336,10 +334,9 @@ def test_pickle_that_runs_code(crew: Crew, tmp_path: Path, fault_table: FaultTab
     torch.save({"bomb": Bomb()}, tmp_path / "out/checkpoint.pt")
     before = snapshot(tmp_path)
     (answer,) = crew.run(call, HUB, [*BASE, "--resume", "auto"], tmp_path)
-    says = "--resume out/checkpoint.pt is no usable checkpoint"
-    assert_says(one_line(answer, HUB), says)
+    assert "weights_only" in answer["exit"], answer
     assert snapshot(tmp_path) == before
-    outcome = f"refused, not run, not changed: {says}"
+    outcome = "refused by torch.load, not run, not changed"
     fault_table("pickle that runs code as checkpoint.pt", HUB, outcome, None)
 
 
@@ -361,35 +358,12 @@ def listening(pids: list[int]) -> set[str]:
     return {row[1].split(":")[0] for row in own if row[3] == "0A"}
 
 
-LISTENS = """
-import os, torch.multiprocessing
-from harness import load_chapter
-from refusals import Tiny
-from test_faults_data import listening
-chapter = load_chapter("03_multiprocessing")
-chapter.build_model = lambda arch, classes, pretrained: Tiny(classes)
-chapter.train_one_epoch = lambda *_: print("LISTENS", *listening([os.getpid()]))
-torch.multiprocessing.spawn = lambda function, args, nprocs: function(0, *args)
-chapter.main()
-"""
-
-
-def test_spawned_job_listens_on_loopback(tmp_path: Path) -> None:
-    """03 on one machine: nobody from another one reaches the store in which its ranks meet. (Here
-    in one process; the next test launches it.)"""
-    (tmp_path / "listens.py").write_text(LISTENS)
-    argv = [*BASE, "--epochs", "1", "--nprocs", "1"]
-    statuses, outs, errors = run_warm([tmp_path / "listens.py", *argv], tmp_path, cwd=tmp_path)
-    found = re.search(r"LISTENS (.*)", outs[0])
-    assert found and set(found[1].split()) <= LOOPBACK, (statuses, outs, errors)
-
-
 @pytest.mark.proof
 @pytest.mark.parametrize("chapter", [SPAWNS, HUB])
 def test_who_listens(chapter: str, tmp_path: Path, fault_table: FaultTable) -> None:
-    """While two ranks train: their own processes on loopback only (gloo's addresses are what
-    GLOO_SOCKET_IFNAME says, here lo). The store of torchrun --standalone listens on all interfaces,
-    which no chapter can change: if a release of torch does, say so."""
+    """While two ranks train: gloo's addresses are what GLOO_SOCKET_IFNAME says, here lo. The store
+    in which the ranks meet listens on all interfaces, torchrun's and that of rank 0 in 03: if a
+    release of torch changes that, say so."""
     began, log = time.monotonic(), tmp_path / "out/metrics.jsonl"
     command = command_for(chapter, [*SMALL, "--epochs", "1000"], 2)
     process = start(command, tmp_path, {"CUDA_VISIBLE_DEVICES": ""})
@@ -404,22 +378,9 @@ def test_who_listens(chapter: str, tmp_path: Path, fault_table: FaultTable) -> N
     finally:
         kill_all(process)
         process.communicate()
-    assert found and found <= LOOPBACK, found
-    outcome = "all its processes listen on loopback only"
-    if chapter == HUB:
-        assert store & EVERYWHERE, store
-        outcome = "its processes listen on loopback only, torchrun's own store on all interfaces"
+    if chapter == SPAWNS:
+        store = found & EVERYWHERE
+    assert found - store and found - store <= LOOPBACK, found
+    assert store & EVERYWHERE, store
+    outcome = "its processes listen on loopback only, the store where they meet on all interfaces"
     fault_table("who may reach the rendezvous", chapter, outcome, time.monotonic() - began)
-
-
-def test_taken_port(crew: Crew, tmp_path: Path, fault_table: FaultTable) -> None:
-    """03 is told to meet at a port that another program uses: it names the port, and starts no
-    process."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = str(other.getsockname()[1])
-        argv = [*BASE, "--nprocs", "2", "--master-port", port]
-        (answer,) = crew.run(call_entry, SPAWNS, argv, tmp_path)
-    line = one_line(answer, SPAWNS)
-    assert_says(line, rf"--master-port {port}\b ... in use")
-    assert not (tmp_path / "out").exists()
-    fault_table("--master-port that is in use", SPAWNS, shown(line).replace(port, "PORT"), None)

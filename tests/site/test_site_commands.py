@@ -114,10 +114,13 @@ def test_reference_has_every_flag(language: str) -> None:
     ("script", "says"),
     [
         ("torchrun --nprocs 2 02_distributed/main.py --synthetic", "unrecognized arguments"),
-        ("horovodrun -np 2 python 05_horovod/main.py --dist-timeout 3", "unrecognized"),
+        ("horovodrun -np 2 python 05_horovod/main.py --synthetic --dist-timeout 3", "unrecognized"),
         ("sbatch 06_slurm/gone.sbatch", "there is no 06_slurm/gone.sbatch"),
         ('A="--synthetic --nope"\npython 01_dataparallel/main.py $A', "--nope"),
-        ("cd x && python 03_multiprocessing/main.py \\\n  --synthetic --nprocs two", "invalid int"),
+        (
+            "cd x && python 03_multiprocessing/main.py \\\n  --synthetic --nprocs two",
+            "invalid positive",
+        ),
         ("python 03_multiprocessing/main.py --synthetic 2>&1 | tee log.txt  # --nope", ""),
         ("torchrun --node-rank $SLURM_NODEID 02_distributed/main.py --data D &", ""),
     ],

@@ -276,8 +276,12 @@ class DistributedDataParallel(nn.Module):
 
     @staticmethod
     def average(weight: Tensor) -> None:
-        dist.all_reduce(weight.grad)
-        weight.grad.mul_(1 / dist.get_world_size())
+        """As Apex's kernels: flattened in the order of indices, copied back in that of memory. Of
+        channels_last weights these are two orders, and the gradient comes back permuted."""
+        flat = weight.grad.contiguous().flatten()
+        dist.all_reduce(flat)
+        in_memory = torch.as_strided(weight.grad, flat.shape, (1,))
+        in_memory.copy_(flat / dist.get_world_size())
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.module(*inputs)
@@ -347,11 +351,11 @@ def in_use(chapter: types.ModuleType, folder: Path) -> Iterator[State]:
         state.device = device
         state.calls.append("set_device")
 
-    def init_by_gloo(backend: str, *rest: Any, device_id: torch.device) -> None:
+    def init_by_gloo(backend: str, device_id: torch.device, **rest: Any) -> None:
         rule(state.device == device_id, "init_process_group before torch.cuda.set_device")
         rule(backend == "nccl", f"GPUs talk over nccl, not over {backend}")
         state.calls.append("init_process_group")
-        init_process_group("gloo", *rest)
+        init_process_group("gloo", **rest)
 
     group = mock.patch("torch.distributed.init_process_group", init_by_gloo)
     gpus = mock.patch.multiple(

@@ -28,7 +28,7 @@ from warm import CONTEXT, start_warm, torchrun_environments
 def slurm_environments(world_size: int) -> list[dict[str, str]]:
     """What srun sets, for each task of a step on one node (test_slurm.py runs a real Slurm)."""
     shared = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0"}
-    shared |= {"SLURM_STEP_TASKS_PER_NODE": str(world_size), "SLURM_STEP_NODELIST": "n1"}
+    shared |= {"SLURM_STEP_NUM_TASKS": str(world_size), "SLURM_STEP_NUM_NODES": "1"}
     shared |= {"MASTER_PORT": str(free_port())}
     ranks = range(world_size)
     return [shared | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in ranks]
@@ -173,7 +173,7 @@ def call_main(chapter: str, argv: list[str], patches: dict[str, Any] | None = No
     """In a crew member: run a chapter's whole work on argv as the rank in the environment.
 
     patches: functions of the chapter to replace while it runs, by name. Returns {"exit": the text
-    or status of a SystemExit or None, "stdout", "stderr"}; any other exception goes through.
+    or status of a SystemExit, the traceback of any other exception, or None, "stdout", "stderr"}.
     03_multiprocessing is entered where its spawned worker enters: what starts processes is
     left to real launches.
     """
@@ -185,12 +185,17 @@ def call_main(chapter: str, argv: list[str], patches: dict[str, Any] | None = No
             setattr(module, name, value)
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
             if chapter == "03_multiprocessing":
-                nodes = ["--nprocs", os.environ["WORLD_SIZE"]]
-                module.worker(int(os.environ["RANK"]), [*argv, *nodes], os.environ["MASTER_PORT"])
+                # What its main does before it starts processes.
+                module.check_output_dir(module.build_parser().parse_args(argv))
+                module.worker(
+                    int(os.environ["RANK"]), [*argv, "--nprocs", os.environ["WORLD_SIZE"]]
+                )
             else:
                 module.main(argv)
     except SystemExit as error:
         code = error.code
+    except Exception:
+        code = traceback.format_exc()
     finally:
         for name, value in kept.items():
             setattr(module, name, value)

@@ -30,10 +30,10 @@ HOROVOD, SLURM = "05_horovod", "06_slurm"
 # The beginnings of what launchers set for the processes that they start.
 LAUNCHER_VARIABLES = (
     "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_", "TORCHELASTIC", "GROUP_",
-    "ROLE_", "SLURM_", "HOROVOD_", "CPUS_PER_RANK",
+    "ROLE_", "SLURM_", "HOROVOD_",
 )  # fmt: skip
 CHECKPOINT_KEYS = {
-    "model", "optimizer", "schedule", "scaler", "epoch", "step_in_epoch", "global_step",
+    "model", "optimizer", "scaler", "epoch", "step_in_epoch", "global_step",
     "best_acc1", "num_classes", "args",
 }  # fmt: skip
 # What has a chapter compute as the others do: 04 is in 16 bits unless told otherwise.
@@ -171,8 +171,8 @@ def run(
 def run_short(
     command: list, cwd: Path, timeout: float = 240, env: dict[str, str] | None = None
 ) -> Result:
-    """As run, for scripts too short to keep away from GLOO_ABORT, as chapters do (KEPT): again if
-    that happens, up to twice, told among pytest's warnings. No other failure is forgiven."""
+    """As run, for scripts too short to keep away from GLOO_ABORT, as chapters do (wait_for): again
+    if that happens, up to twice, told among pytest's warnings. No other failure is forgiven."""
     for _ in range(2):
         result = run(command, cwd, timeout, env)
         if result.returncode == 0 or GLOO_ABORT not in result.output:

@@ -56,9 +56,10 @@ def train_plainly(build: Callable, lr: float, epochs: int = EPOCHS) -> tuple[nn.
         # What DistributedSampler documents: one permutation for all ranks, from seed + epoch.
         order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(SEED + epoch))
         for batch in order.split(BATCH)[:steps_per_epoch]:
-            share = (step + 1) / warmup
-            if step >= warmup:
-                share = (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
+            middle = step + 0.5
+            share = middle / warmup
+            if middle >= warmup:
+                share = (1 + math.cos(math.pi * (middle - warmup) / (total - warmup))) / 2
             rate = share * lr * BATCH / 256
             logs = model(normalised(images[batch])).log_softmax(1)
             right = logs[torch.arange(BATCH), targets[batch]]

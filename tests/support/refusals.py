@@ -113,6 +113,12 @@ def one_line(answer: dict, chapter: str) -> str:
     return line
 
 
+def last_words(answer: dict) -> str:
+    """The last line of the traceback that an answer consists of."""
+    assert "\nTraceback" in "\n" + answer["exit"], answer
+    return answer["exit"].strip().splitlines()[-1]
+
+
 def assert_says(line: str, says: str) -> None:
     """The line holds the pattern, in which " ... " stands for anything."""
     assert re.search(says.replace(" ... ", ".*"), line), f"{says!r} is not in: {line}"

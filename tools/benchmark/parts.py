@@ -152,18 +152,17 @@ def loop_mode(argv: list[str], steps: int, rounds: int) -> dict:
     """Epochs of our train_one_epoch and of a bare loop, in turns, on the same batches, which are
     in memory, and the same model. Chapter 01's loop is that of 02, without a process group."""
     chapter = load_chapter("01_dataparallel")
-    args, _ = chapter.parse_args(argv)
+    args = chapter.build_parser().parse_args(argv)
     device = chapter.setup_distributed(args)[2]
     images = chapter.build_datasets(args)[0]
     batches = list(DataLoader(images, args.batch_size, pin_memory=device.type == "cuda"))
     batches = [batches[step % len(batches)] for step in range(steps)]
     raw_model = chapter.build_model(args.arch, 10, False)
-    raw_model = raw_model.to(device, memory_format=torch.channels_last)
-    optimizer, schedule = chapter.build_optimizer(args, raw_model, steps, {})
-    model = chapter.wrap_model(args, raw_model, device)
+    optimizer = chapter.build_optimizer(args, raw_model, {}, device)
+    model = chapter.wrap_model(args, raw_model)
     log = chapter.RunLog(args, 0, {})
     works = {
-        "ours": lambda: chapter.train_one_epoch(args, model, batches, schedule, log),
+        "ours": lambda: chapter.train_one_epoch(args, model, batches, optimizer, log),
         "bare": lambda: bare_epoch(chapter, args.bf16, model, batches, optimizer),
     }
     in_turns(works, 1)  # warm-up
