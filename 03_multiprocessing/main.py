@@ -15,7 +15,8 @@ rank that failed and keeps logs.
 Changed against 02_distributed:
 - main starts the processes by mp.spawn: each is a fresh interpreter that imports this
   file again, and then calls `worker`;
-- main and worker set what torchrun would have put into the environment;
+- main and worker set what torchrun would have put into the environment; on one machine
+  rank 0 gets an open socket to listen at, so that no other run can take its port;
 - --nprocs, and --nnodes, --node-rank, --master-addr, --master-port for more machines.
 Explained line by line in
 docs/en/chapters/03_multiprocessing.md and docs/zh/chapters/03_multiprocessing.md.
@@ -72,7 +73,7 @@ def positive(text: str) -> int:
 def amount(text: str) -> float:
     """A type for argparse: a finite number that is not negative."""
     if not 0 <= float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or a finite number above")
     return float(text)
 
 
@@ -92,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--data", metavar="DIR", help="ImageNet, in train/ and val/")
     add("--synthetic", type=positive, nargs="?", const=1280, help="made-up images")
     add = parser.add_argument
-    add("--arch", help="None: resnet50, or that of --resume")
+    add("--arch", help="None: that of --resume, else resnet50")
     add("--image-size", type=positive, default=224, help="pixels a side")
     add("--epochs", type=positive, default=90, help="passes over the training images")
     add("--batch-size", type=positive, default=256, help="of all ranks together")
@@ -151,7 +152,7 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
 
     device = pick_device(local_rank)
     on_gpu = device.type == "cuda"
-    # This waits for all ranks. GPUs talk by the library nccl, CPUs by gloo. Given its
+    # This waits for all ranks. GPUs communicate by nccl, CPUs by gloo. Given its
     # device, nccl connects now, and not in the first step of training.
     dist.init_process_group(  # [dist]
         backend="nccl" if on_gpu else "gloo",
@@ -166,7 +167,9 @@ def wrap_model(args: Namespace, model: Module) -> Module:
     if args.sync_bn:
         nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist] in place
     # All ranks get the weights of rank 0, and backward() will average the gradients. It
-    # sends them in buckets; with the view they lie in these, without a second copy.
+    # sends them in buckets; with the view they live in these, without a second copy.
+    # Before each step rank 0 also sends its BatchNorm statistics. That stays on: they
+    # are few bytes, and models that train with their buffers stay right.
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # [dist]
     return torch.compile(model) if args.compile else model
 
@@ -187,20 +190,21 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
 
 def broadcast_buffers(model: Module) -> None:
     """Give all ranks the BatchNorm statistics of rank 0. DDP does so before each step,
-    but in the last one every rank has seen other images."""
+    but after the last step of an epoch they differ again."""
     for buffer in model.buffers():
         wait_for(dist.broadcast(buffer, src=0, async_op=True))  # [dist]
 
 
 def check_same(numbers: list[int], world_size: int, device: torch.device) -> None:
-    """Fail if other ranks have other numbers: they see other data or checkpoints."""
+    """Fail if ranks differ in these numbers, and so in data or checkpoint. At least one
+    of them sees it in the sum; when it ends, the launcher ends the others."""
     mine = torch.tensor(numbers, device=device)
     if not torch.equal(all_reduce_sum(mine.clone()), mine * world_size):  # [dist]
         fail(f"other ranks have different data or a different checkpoint: {numbers}")
 
 
 def cleanup() -> None:
-    """Leave the other ranks, at the end of a good run. A failing rank just exits."""
+    """Disconnect from the other ranks after a good run. A failing one just exits."""
     HELD.append(dist.group.WORLD)  # as in wait_for: gloo's threads live in it
     dist.destroy_process_group()  # [dist] closes what connects it to them
 
@@ -219,7 +223,7 @@ def load_image(path: str) -> Tensor:
 
 
 def synthetic_images(numbers: range, size: int) -> Dataset:
-    """Images to learn: a colour for each class, and noise, shifted in each image."""
+    """Learnable images: a colour for each class plus noise, shifted in each image."""
     generator = torch.Generator().manual_seed(0)
     colours = 64 + 128 * torch.rand(10, 3, 1, 1, generator=generator)
     noise = 48 * torch.randn(3, size, size, generator=generator)
@@ -255,7 +259,7 @@ def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, int]:
 def check_data(
     args: Namespace, checkpoint: dict, train_set: Dataset, num_classes: int
 ) -> None:
-    """Refuse data that does not fit the checkpoint, or makes no whole batch."""
+    """Refuse data that does not fit the checkpoint, or is less than one batch."""
     known = checkpoint.get("num_classes", num_classes)
     if known != num_classes:
         fail(f"--resume {args.resume} has {known} classes, the data {num_classes}")
@@ -271,8 +275,8 @@ def build_loaders(
         "batch_size": args.batch_size // world_size,  # [dist] --batch-size is global
         "num_workers": args.workers,
         "pin_memory": torch.cuda.is_available(),
-        # Forked workers need not import torch. They end with the epoch (there are no
-        # persistent_workers), because their random numbers begin from the epoch's seed.
+        # Forked workers need not import torch. Each epoch forks new ones (there are no
+        # persistent_workers), so that their random numbers begin from its seed.
         "multiprocessing_context": "fork" if args.workers else None,
     }
     # All ranks shuffle alike and take every world_size-th image. Their shares of a step
@@ -565,7 +569,7 @@ def run(args: Namespace, checkpoint: dict) -> None:
     fetch = args.pretrained and not checkpoint and rank == 0  # [dist] see wrap_model
     raw_model = build_model(arch, num_classes, fetch)
     optimizer = build_optimizer(args, raw_model, checkpoint, device)
-    model = wrap_model(args, raw_model)  # [dist] with the weights that optimizer has
+    model = wrap_model(args, raw_model)  # [dist] keeps the weights that optimizer has
 
     epochs = range(log.epoch, args.epochs)
     if args.evaluate:
@@ -599,19 +603,28 @@ def run(args: Namespace, checkpoint: dict) -> None:
     cleanup()  # [dist]
 
 
-def free_port() -> int:
-    """A port that nobody uses now. (By a fixed one two runs would meet.)"""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
-def worker(local_rank: int, argv: list[str] | None) -> None:
+def worker(
+    local_rank: int, argv: list[str] | None, listener: socket.socket | None
+) -> None:
     """One rank, in a fresh interpreter: main gives it arguments and environment."""
     args = build_parser().parse_args(argv)
     rank = args.node_rank * args.nprocs + local_rank
     os.environ["LOCAL_RANK"] = str(local_rank)  # [dist] as torchrun would
     os.environ["RANK"] = str(rank)  # [dist]
+    store = None
+    if listener and rank == 0:
+        # Where the ranks meet. Otherwise torch opens a port, for all machines, which
+        # somebody may have taken by now. (The libuv of torch 2.6 takes no open socket.)
+        store = dist.TCPStore(  # [dist]
+            args.master_addr,
+            int(os.environ["MASTER_PORT"]),
+            is_master=True,
+            multi_tenant=True,
+            master_listen_fd=listener.detach(),
+            use_libuv=False,
+        )
     run(args, load_checkpoint(args))
+    del store  # it lives until here
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -622,13 +635,20 @@ def main(argv: list[str] | None = None) -> None:
     if args.nnodes > 1 and not args.master_port:
         fail("--nnodes needs --master-addr and --master-port, the same on all machines")
 
+    port = args.master_port or 0
+    listener = None
+    if args.nnodes == 1:
+        # Port 0 is any free one: by a fixed port two runs would meet. It stays open.
+        listener = socket.create_server((args.master_addr, port))
+        port = listener.getsockname()[1]
     # The processes that spawn starts inherit this. torchrun would have set it.
     os.environ["LOCAL_WORLD_SIZE"] = str(args.nprocs)  # [dist]
     os.environ["WORLD_SIZE"] = str(args.nnodes * args.nprocs)  # [dist]
     os.environ["MASTER_ADDR"] = args.master_addr  # [dist]
-    os.environ["MASTER_PORT"] = str(args.master_port or free_port())  # [dist]
+    os.environ["MASTER_PORT"] = str(port)  # [dist]
     try:
-        mp.spawn(worker, (argv,), args.nprocs)  # [dist] if one fails it ends the others
+        # If one fails it ends the others.
+        mp.spawn(worker, (argv, listener), args.nprocs)  # [dist]
     except mp.ProcessExitedException as error:  # without a traceback: it has said why
         fail(f"process {error.error_index} ended with status {error.exit_code}")
 

@@ -70,7 +70,7 @@ def positive(text: str) -> int:
 def amount(text: str) -> float:
     """A type for argparse: a finite number that is not negative."""
     if not 0 <= float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or a finite number above")
     return float(text)
 
 
@@ -90,7 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--data", metavar="DIR", help="ImageNet, in train/ and val/")
     add("--synthetic", type=positive, nargs="?", const=1280, help="made-up images")
     add = parser.add_argument
-    add("--arch", help="None: resnet50, or that of --resume")
+    add("--arch", help="None: that of --resume, else resnet50")
     add("--image-size", type=positive, default=224, help="pixels a side")
     add("--epochs", type=positive, default=90, help="passes over the training images")
     add("--batch-size", type=positive, default=256, help="of all ranks together")
@@ -175,14 +175,15 @@ def broadcast_buffers(model: Module) -> None:
 
 
 def check_same(numbers: list[int], world_size: int, device: torch.device) -> None:
-    """Fail if other ranks have other numbers: they see other data or checkpoints."""
+    """Fail if ranks differ in these numbers, and so in data or checkpoint. At least one
+    of them sees it in the sum; when it ends, the launcher ends the others."""
     mine = torch.tensor(numbers, device=device)
     if not torch.equal(all_reduce_sum(mine.clone()), mine * world_size):  # [dist]
         fail(f"other ranks have different data or a different checkpoint: {numbers}")
 
 
 def cleanup() -> None:
-    """Leave the other ranks, at the end of a good run. A failing rank just exits."""
+    """Disconnect from the other ranks after a good run. A failing one just exits."""
     hvd.shutdown()  # [dist] who leaves without it looks like a rank that has died
 
 
@@ -200,7 +201,7 @@ def load_image(path: str) -> Tensor:
 
 
 def synthetic_images(numbers: range, size: int) -> Dataset:
-    """Images to learn: a colour for each class, and noise, shifted in each image."""
+    """Learnable images: a colour for each class plus noise, shifted in each image."""
     generator = torch.Generator().manual_seed(0)
     colours = 64 + 128 * torch.rand(10, 3, 1, 1, generator=generator)
     noise = 48 * torch.randn(3, size, size, generator=generator)
@@ -236,7 +237,7 @@ def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, int]:
 def check_data(
     args: Namespace, checkpoint: dict, train_set: Dataset, num_classes: int
 ) -> None:
-    """Refuse data that does not fit the checkpoint, or makes no whole batch."""
+    """Refuse data that does not fit the checkpoint, or is less than one batch."""
     known = checkpoint.get("num_classes", num_classes)
     if known != num_classes:
         fail(f"--resume {args.resume} has {known} classes, the data {num_classes}")
@@ -252,8 +253,8 @@ def build_loaders(
         "batch_size": args.batch_size // world_size,  # [dist] --batch-size is global
         "num_workers": args.workers,
         "pin_memory": torch.cuda.is_available(),
-        # Forked workers need not import torch. They end with the epoch (there are no
-        # persistent_workers), because their random numbers begin from the epoch's seed.
+        # Forked workers need not import torch. Each epoch forks new ones (there are no
+        # persistent_workers), so that their random numbers begin from its seed.
         "multiprocessing_context": "fork" if args.workers else None,
     }
     # All ranks shuffle alike and take every world_size-th image. Their shares of a step
@@ -560,7 +561,7 @@ def run(args: Namespace, checkpoint: dict) -> None:
     fetch = args.pretrained and not checkpoint and rank == 0  # [dist] see wrap_model
     raw_model = build_model(arch, num_classes, fetch)
     optimizer = build_optimizer(args, raw_model, checkpoint, device)
-    model = wrap_model(args, raw_model)  # [dist] with the weights that optimizer has
+    model = wrap_model(args, raw_model)  # [dist] keeps the weights that optimizer has
 
     epochs = range(log.epoch, args.epochs)
     if args.evaluate:

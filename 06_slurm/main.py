@@ -82,7 +82,7 @@ def positive(text: str) -> int:
 def amount(text: str) -> float:
     """A type for argparse: a finite number that is not negative."""
     if not 0 <= float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or a finite number above")
     return float(text)
 
 
@@ -103,7 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--data", metavar="DIR", help="ImageNet, in train/ and val/")
     add("--synthetic", type=positive, nargs="?", const=1280, help="made-up images")
     add = parser.add_argument
-    add("--arch", help="None: resnet50, or that of --resume")
+    add("--arch", help="None: that of --resume, else resnet50")
     add("--image-size", type=positive, default=224, help="pixels a side")
     add("--epochs", type=positive, default=90, help="passes over the training images")
     add("--batch-size", type=positive, default=256, help="of all ranks together")
@@ -213,7 +213,7 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
 
     device = pick_device(local_rank)
     on_gpu = device.type == "cuda"
-    # This waits for all ranks. GPUs talk by the library nccl, CPUs by gloo. Given its
+    # This waits for all ranks. GPUs communicate by nccl, CPUs by gloo. Given its
     # device, nccl connects now, and not in the first step of training.
     dist.init_process_group(  # [dist]
         backend="nccl" if on_gpu else "gloo",
@@ -231,7 +231,9 @@ def wrap_model(args: Namespace, model: Module) -> Module:
     if args.sync_bn:
         nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist] in place
     # All ranks get the weights of rank 0, and backward() will average the gradients. It
-    # sends them in buckets; with the view they lie in these, without a second copy.
+    # sends them in buckets; with the view they live in these, without a second copy.
+    # Before each step rank 0 also sends its BatchNorm statistics. That stays on: they
+    # are few bytes, and models that train with their buffers stay right.
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # [dist]
     return torch.compile(model) if args.compile else model
 
@@ -252,20 +254,21 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
 
 def broadcast_buffers(model: Module) -> None:
     """Give all ranks the BatchNorm statistics of rank 0. DDP does so before each step,
-    but in the last one every rank has seen other images."""
+    but after the last step of an epoch they differ again."""
     for buffer in model.buffers():
         wait_for(dist.broadcast(buffer, src=0, async_op=True))  # [dist]
 
 
 def check_same(numbers: list[int], world_size: int, device: torch.device) -> None:
-    """Fail if other ranks have other numbers: they see other data or checkpoints."""
+    """Fail if ranks differ in these numbers, and so in data or checkpoint. At least one
+    of them sees it in the sum; when it ends, the launcher ends the others."""
     mine = torch.tensor(numbers, device=device)
     if not torch.equal(all_reduce_sum(mine.clone()), mine * world_size):  # [dist]
         fail(f"other ranks have different data or a different checkpoint: {numbers}")
 
 
 def cleanup() -> None:
-    """Leave the other ranks, at the end of a good run. A failing rank just exits."""
+    """Disconnect from the other ranks after a good run. A failing one just exits."""
     HELD.append(dist.group.WORLD)  # as in wait_for: gloo's threads live in it
     dist.destroy_process_group()  # [dist] closes what connects it to them
 
@@ -284,7 +287,7 @@ def load_image(path: str) -> Tensor:
 
 
 def synthetic_images(numbers: range, size: int) -> Dataset:
-    """Images to learn: a colour for each class, and noise, shifted in each image."""
+    """Learnable images: a colour for each class plus noise, shifted in each image."""
     generator = torch.Generator().manual_seed(0)
     colours = 64 + 128 * torch.rand(10, 3, 1, 1, generator=generator)
     noise = 48 * torch.randn(3, size, size, generator=generator)
@@ -320,7 +323,7 @@ def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, int]:
 def check_data(
     args: Namespace, checkpoint: dict, train_set: Dataset, num_classes: int
 ) -> None:
-    """Refuse data that does not fit the checkpoint, or makes no whole batch."""
+    """Refuse data that does not fit the checkpoint, or is less than one batch."""
     known = checkpoint.get("num_classes", num_classes)
     if known != num_classes:
         fail(f"--resume {args.resume} has {known} classes, the data {num_classes}")
@@ -354,8 +357,8 @@ def build_loaders(
         "batch_size": args.batch_size // world_size,  # [dist] --batch-size is global
         "num_workers": args.workers,
         "pin_memory": torch.cuda.is_available(),
-        # Forked workers need not import torch. They end with the epoch (there are no
-        # persistent_workers), because their random numbers begin from the epoch's seed.
+        # Forked workers need not import torch. Each epoch forks new ones (there are no
+        # persistent_workers), so that their random numbers begin from its seed.
         "multiprocessing_context": "fork" if args.workers else None,
         "worker_init_fn": ignore_signals,
     }
@@ -666,7 +669,7 @@ def run(args: Namespace, checkpoint: dict) -> bool:
     fetch = args.pretrained and not checkpoint and rank == 0  # [dist] see wrap_model
     raw_model = build_model(arch, num_classes, fetch)
     optimizer = build_optimizer(args, raw_model, checkpoint, device)
-    model = wrap_model(args, raw_model)  # [dist] with the weights that optimizer has
+    model = wrap_model(args, raw_model)  # [dist] keeps the weights that optimizer has
     done = checkpoint.get("step_in_epoch", 0)  # steps of the epoch to go on with
     stop = False
     epochs = range(log.epoch, args.epochs)

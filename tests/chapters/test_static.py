@@ -24,9 +24,9 @@ ALL_CHAPTERS = [DP, HUB, SPAWN, APEX, HOROVOD, SLURM, EVAL]
 #     02 before it was rewritten      460    7.5        59.7   26%    0.6
 BOUNDS = {"nodes": 5.3, "characters": 48, "wide": 8, "tuples": 4, "merges": 0}
 LEAST_BLANK = 4.5
-LINE_CAP = {DP: 585, HUB: 600, SPAWN: 640, APEX: 785, HOROVOD: 610, SLURM: 750, EVAL: 745}
+LINE_CAP = {DP: 585, HUB: 605, SPAWN: 670, APEX: 785, HOROVOD: 615, SLURM: 755, EVAL: 750}
 # Changed lines (added plus removed) against 02, the docstring aside.
-CHANGED_CAP = {DP: 125, SPAWN: 75, APEX: 230, HOROVOD: 140, SLURM: 260, EVAL: 200}
+CHANGED_CAP = {DP: 130, SPAWN: 75, APEX: 230, HOROVOD: 110, SLURM: 210, EVAL: 180}
 
 # Functions that must be the same, to the letter, in the chapters named.
 EVERYWHERE = [

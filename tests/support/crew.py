@@ -180,6 +180,7 @@ def call_main(chapter: str, argv: list[str], patches: dict[str, Any] | None = No
     module = load_chapter(chapter)
     kept = {name: getattr(module, name) for name in patches or {}}
     stdout, stderr, code = io.StringIO(), io.StringIO(), None
+    getattr(module, "ASKED_TO_STOP", []).clear()  # of 06, in a case before this
     try:
         for name, value in (patches or {}).items():
             setattr(module, name, value)
@@ -187,9 +188,8 @@ def call_main(chapter: str, argv: list[str], patches: dict[str, Any] | None = No
             if chapter == "03_multiprocessing":
                 # What its main does before it starts processes.
                 module.check_output_dir(module.build_parser().parse_args(argv))
-                module.worker(
-                    int(os.environ["RANK"]), [*argv, "--nprocs", os.environ["WORLD_SIZE"]]
-                )
+                nodes = ["--nprocs", os.environ["WORLD_SIZE"]]
+                module.worker(int(os.environ["RANK"]), [*argv, *nodes], None)
             else:
                 module.main(argv)
     except SystemExit as error:
