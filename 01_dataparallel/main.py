@@ -67,7 +67,7 @@ def positive(text: str) -> int:
 def amount(text: str) -> float:
     """A type for argparse: a finite number that is not negative."""
     if not 0 <= float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not 0 or a finite number above")
+        raise argparse.ArgumentTypeError(f"{text} is negative or not finite")
     return float(text)
 
 
@@ -119,7 +119,7 @@ def pick_gpus(args: Namespace) -> list[int]:
 
     known = [str(gpu) for gpu in range(count)]
     chosen = args.gpus.split(",")
-    if not set(chosen) <= set(known) or len(set(chosen)) < len(chosen):
+    if not set(chosen) <= set(known):
         fail(f"--gpus {args.gpus}: this machine has {count} GPUs, counted from 0")
     return [int(gpu) for gpu in chosen]
 
@@ -248,6 +248,7 @@ def build_loaders(
         # persistent_workers), so that their random numbers begin from its seed.
         "multiprocessing_context": "fork" if args.workers else None,
     }
+
     # All ranks shuffle alike and take every world_size-th image. Their shares of a step
     # are together the next batch_size images of that order, for any number of ranks.
     sampler = DistributedSampler(  # [dist]
@@ -372,6 +373,7 @@ class RunLog:
         """Append an event with all its fields to the file, and print the text."""
         if self.silent:
             return
+
         self.folder.mkdir(parents=True, exist_ok=True)
         row = {"event": event, "time": time.time(), "epoch": self.epoch}
         row.update(step=self.step, **fields)
@@ -393,7 +395,7 @@ def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple:
     # Images are bytes until here: a quarter of what floats would take on their way.
     images = images.to(device, non_blocking=True)
     images = images.float(memory_format=torch.channels_last)
-    mean, std = PIXELS.to(device, non_blocking=True)
+    mean, std = PIXELS.to(device, non_blocking=True)  # without it the CPU would wait
     return images.sub_(mean).div_(std), targets.to(device, non_blocking=True)
 
 
@@ -532,13 +534,13 @@ def run(args: Namespace, checkpoint: dict) -> None:
     saved = checkpoint.get("args", {})
     arch = args.arch or saved.get("arch", "resnet50")
     settings = {**vars(args), "arch": arch}
-    log_start(log, settings, saved, num_classes, train_loader, val_loader)
 
     torch.manual_seed(args.seed)
     fetch = args.pretrained and not checkpoint and rank == 0  # [dist] see wrap_model
     raw_model = build_model(arch, num_classes, fetch)
     optimizer = build_optimizer(args, raw_model, checkpoint, device)
     model = wrap_model(args, raw_model)  # [dist] keeps the weights that optimizer has
+    log_start(log, settings, saved, num_classes, train_loader, val_loader)
 
     epochs = range(log.epoch, args.epochs)
     if args.evaluate:
@@ -549,6 +551,7 @@ def run(args: Namespace, checkpoint: dict) -> None:
         log.place = f"epoch {epoch + 1}/{args.epochs}"
         train_loader.sampler.set_epoch(epoch)  # [dist] gives each epoch its own order
         # Dropout and augmentation differ by rank and epoch, and repeat after a resume.
+        # The factor keeps the numbers of one --seed far from those of the next.
         torch.manual_seed(args.seed * 1_000_003 + epoch * world_size + rank)  # [dist]
         train_one_epoch(args, model, train_loader, optimizer, log)
         acc1 = evaluate(args, raw_model, val_loader, log)

@@ -70,7 +70,7 @@ def positive(text: str) -> int:
 def amount(text: str) -> float:
     """A type for argparse: a finite number that is not negative."""
     if not 0 <= float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not 0 or a finite number above")
+        raise argparse.ArgumentTypeError(f"{text} is negative or not finite")
     return float(text)
 
 
@@ -136,6 +136,7 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
     rank = hvd.rank()  # [dist] of this process, across all machines
     local_rank = hvd.local_rank()  # [dist] on this machine
     world_size = hvd.size()  # [dist] processes on all machines
+
     left = args.batch_size % world_size  # [dist] all ranks take equal parts
     if left:
         low = max(args.batch_size - left, world_size)
@@ -257,6 +258,7 @@ def build_loaders(
         # persistent_workers), so that their random numbers begin from its seed.
         "multiprocessing_context": "fork" if args.workers else None,
     }
+
     # All ranks shuffle alike and take every world_size-th image. Their shares of a step
     # are together the next batch_size images of that order, for any number of ranks.
     sampler = DistributedSampler(  # [dist]
@@ -395,6 +397,7 @@ class RunLog:
         """Append an event with all its fields to the file, and print the text."""
         if self.silent:
             return
+
         self.folder.mkdir(parents=True, exist_ok=True)
         row = {"event": event, "time": time.time(), "epoch": self.epoch}
         row.update(step=self.step, **fields)
@@ -416,7 +419,7 @@ def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple:
     # Images are bytes until here: a quarter of what floats would take on their way.
     images = images.to(device, non_blocking=True)
     images = images.float(memory_format=torch.channels_last)
-    mean, std = PIXELS.to(device, non_blocking=True)
+    mean, std = PIXELS.to(device, non_blocking=True)  # without it the CPU would wait
     return images.sub_(mean).div_(std), targets.to(device, non_blocking=True)
 
 
@@ -555,13 +558,13 @@ def run(args: Namespace, checkpoint: dict) -> None:
     saved = checkpoint.get("args", {})
     arch = args.arch or saved.get("arch", "resnet50")
     settings = {**vars(args), "arch": arch}
-    log_start(log, settings, saved, num_classes, train_loader, val_loader)
 
     torch.manual_seed(args.seed)
     fetch = args.pretrained and not checkpoint and rank == 0  # [dist] see wrap_model
     raw_model = build_model(arch, num_classes, fetch)
     optimizer = build_optimizer(args, raw_model, checkpoint, device)
     model = wrap_model(args, raw_model)  # [dist] keeps the weights that optimizer has
+    log_start(log, settings, saved, num_classes, train_loader, val_loader)
 
     epochs = range(log.epoch, args.epochs)
     if args.evaluate:
@@ -572,6 +575,7 @@ def run(args: Namespace, checkpoint: dict) -> None:
         log.place = f"epoch {epoch + 1}/{args.epochs}"
         train_loader.sampler.set_epoch(epoch)  # [dist] gives each epoch its own order
         # Dropout and augmentation differ by rank and epoch, and repeat after a resume.
+        # The factor keeps the numbers of one --seed far from those of the next.
         torch.manual_seed(args.seed * 1_000_003 + epoch * world_size + rank)  # [dist]
         train_one_epoch(args, model, train_loader, optimizer, log)
         acc1 = evaluate(args, raw_model, val_loader, log)
@@ -599,7 +603,8 @@ def main(argv: list[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     if hvd is None:
         fail(f"cannot import Horovod: bash {CHAPTER}/install.sh builds it")
-    if "HOROVOD_RANK" not in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ:
+    launchers = {"HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}
+    if not launchers & os.environ.keys():  # by gloo, by Open MPI, by MPICH
         command = "horovodrun -np 2 -H localhost:2 --gloo python"
         fail(f"start it with {command} {__file__} ...")
     check_output_dir(args)

@@ -63,7 +63,7 @@ PIXELS = PIXELS.view(2, 3, 1, 1)
 STOP_SIGNALS = [signal.SIGUSR1, signal.SIGTERM]
 ASKED_TO_STOP: list[int] = []  # the signals that have come
 STOPPED = 75  # exit status: EX_TEMPFAIL of sysexits.h, "try again later"
-HELD: deque = deque(maxlen=200)  # handles that stay alive, see wait_for
+HELD: deque = deque(maxlen=200)  # the latest handles, see wait_for
 
 
 def fail(line: str) -> NoReturn:
@@ -82,7 +82,7 @@ def positive(text: str) -> int:
 def amount(text: str) -> float:
     """A type for argparse: a finite number that is not negative."""
     if not 0 <= float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not 0 or a finite number above")
+        raise argparse.ArgumentTypeError(f"{text} is negative or not finite")
     return float(text)
 
 
@@ -177,6 +177,8 @@ def meeting_point(args: Namespace) -> str:
     """Where the ranks meet: at an address, or in a file of this run alone."""
     if args.dist_file is None:
         return "env://"
+    if not Path(args.dist_file).is_dir():
+        fail(f"--dist-file {args.dist_file} is not a folder: make it first")
 
     # A new name after each requeue: what a killed run leaves would hang the next one.
     words = ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"]
@@ -205,6 +207,7 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
     rank = int(os.environ["RANK"])  # [dist] of this process, across all machines
     local_rank = int(os.environ["LOCAL_RANK"])  # [dist] on this machine
     world_size = int(os.environ["WORLD_SIZE"])  # [dist] processes on all machines
+
     left = args.batch_size % world_size  # [dist] all ranks take equal parts
     if left:
         low = max(args.batch_size - left, world_size)
@@ -239,9 +242,9 @@ def wrap_model(args: Namespace, model: Module) -> Module:
 
 
 def wait_for(work: dist.Work) -> None:
-    """Wait for a collective, and keep its handle. Otherwise gloo's own thread frees it,
-    holding the GIL: a loader worker forked just then inherits a GIL that nobody gives
-    back, and hangs."""
+    """Wait for a collective, and keep its handle until gloo's thread has dropped it. If
+    that thread were the last to drop it, it would take the GIL to free it: a loader
+    worker forked just then inherits a GIL that nobody gives back, and hangs."""
     HELD.append(work)
     work.wait()
 
@@ -362,6 +365,7 @@ def build_loaders(
         "multiprocessing_context": "fork" if args.workers else None,
         "worker_init_fn": ignore_signals,
     }
+
     # All ranks shuffle alike and take every world_size-th image. Their shares of a step
     # are together the next batch_size images of that order, for any number of ranks.
     sampler = ResumableSampler(  # [dist]
@@ -447,6 +451,7 @@ def load_checkpoint(args: Namespace) -> dict:
     arch = checkpoint["args"]["arch"]
     if args.arch not in (None, arch):
         fail(f"--resume {path} is a {arch}: drop --arch {args.arch}")
+
     saved = checkpoint["args"]
     inside = checkpoint["step_in_epoch"] > 0 and not args.evaluate
     if inside and (saved["batch_size"], saved["seed"]) != (args.batch_size, args.seed):
@@ -488,6 +493,7 @@ class RunLog:
         """Append an event with all its fields to the file, and print the text."""
         if self.silent:
             return
+
         self.folder.mkdir(parents=True, exist_ok=True)
         row = {"event": event, "time": time.time(), "epoch": self.epoch}
         row.update(step=self.step, **fields)
@@ -509,7 +515,7 @@ def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple:
     # Images are bytes until here: a quarter of what floats would take on their way.
     images = images.to(device, non_blocking=True)
     images = images.float(memory_format=torch.channels_last)
-    mean, std = PIXELS.to(device, non_blocking=True)
+    mean, std = PIXELS.to(device, non_blocking=True)  # without it the CPU would wait
     return images.sub_(mean).div_(std), targets.to(device, non_blocking=True)
 
 
@@ -663,13 +669,13 @@ def run(args: Namespace, checkpoint: dict) -> bool:
     saved = checkpoint.get("args", {})
     arch = args.arch or saved.get("arch", "resnet50")
     settings = {**vars(args), "arch": arch}
-    log_start(log, settings, saved, num_classes, train_loader, val_loader)
 
     torch.manual_seed(args.seed)
     fetch = args.pretrained and not checkpoint and rank == 0  # [dist] see wrap_model
     raw_model = build_model(arch, num_classes, fetch)
     optimizer = build_optimizer(args, raw_model, checkpoint, device)
     model = wrap_model(args, raw_model)  # [dist] keeps the weights that optimizer has
+    log_start(log, settings, saved, num_classes, train_loader, val_loader)
     done = checkpoint.get("step_in_epoch", 0)  # steps of the epoch to go on with
     stop = False
     epochs = range(log.epoch, args.epochs)

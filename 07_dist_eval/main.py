@@ -51,7 +51,7 @@ CHAPTER = Path(__file__).resolve().parent.name
 # ImageNet's mean and standard deviation of a pixel, 0 to 255: (2, 3, 1, 1).
 PIXELS = 255 * torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
 PIXELS = PIXELS.view(2, 3, 1, 1)
-HELD: deque = deque(maxlen=200)  # handles that stay alive, see wait_for
+HELD: deque = deque(maxlen=200)  # the latest handles, see wait_for
 
 
 def fail(line: str) -> NoReturn:
@@ -70,7 +70,7 @@ def positive(text: str) -> int:
 def amount(text: str) -> float:
     """A type for argparse: a finite number that is not negative."""
     if not 0 <= float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not 0 or a finite number above")
+        raise argparse.ArgumentTypeError(f"{text} is negative or not finite")
     return float(text)
 
 
@@ -137,6 +137,7 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
     rank = int(os.environ["RANK"])  # [dist] of this process, across all machines
     local_rank = int(os.environ["LOCAL_RANK"])  # [dist] on this machine
     world_size = int(os.environ["WORLD_SIZE"])  # [dist] processes on all machines
+
     left = args.batch_size % world_size  # [dist] all ranks take equal parts
     if left:
         low = max(args.batch_size - left, world_size)
@@ -168,9 +169,9 @@ def wrap_model(args: Namespace, model: Module) -> Module:
 
 
 def wait_for(work: dist.Work) -> None:
-    """Wait for a collective, and keep its handle. Otherwise gloo's own thread frees it,
-    holding the GIL: a loader worker forked just then inherits a GIL that nobody gives
-    back, and hangs."""
+    """Wait for a collective, and keep its handle until gloo's thread has dropped it. If
+    that thread were the last to drop it, it would take the GIL to free it: a loader
+    worker forked just then inherits a GIL that nobody gives back, and hangs."""
     HELD.append(work)
     work.wait()
 
@@ -272,6 +273,7 @@ def build_loaders(
         # persistent_workers), so that their random numbers begin from its seed.
         "multiprocessing_context": "fork" if args.workers else None,
     }
+
     # All ranks shuffle alike and take every world_size-th image. Their shares of a step
     # are together the next batch_size images of that order, for any number of ranks.
     sampler = DistributedSampler(  # [dist]
@@ -396,6 +398,7 @@ class RunLog:
         """Append an event with all its fields to the file, and print the text."""
         if self.silent:
             return
+
         self.folder.mkdir(parents=True, exist_ok=True)
         row = {"event": event, "time": time.time(), "epoch": self.epoch}
         row.update(step=self.step, **fields)
@@ -417,7 +420,7 @@ def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple:
     # Images are bytes until here: a quarter of what floats would take on their way.
     images = images.to(device, non_blocking=True)
     images = images.float(memory_format=torch.channels_last)
-    mean, std = PIXELS.to(device, non_blocking=True)
+    mean, std = PIXELS.to(device, non_blocking=True)  # without it the CPU would wait
     return images.sub_(mean).div_(std), targets.to(device, non_blocking=True)
 
 
@@ -686,13 +689,13 @@ def run(args: Namespace, checkpoint: dict) -> None:
     saved = checkpoint.get("args", {})
     arch = args.arch or saved.get("arch", "resnet50")
     settings = {**vars(args), "arch": arch}
-    log_start(log, settings, saved, num_classes, train_loader, val_loader)
 
     torch.manual_seed(args.seed)
     fetch = args.pretrained and not checkpoint and rank == 0  # [dist] see wrap_model
     raw_model = build_model(arch, num_classes, fetch)
     optimizer = build_optimizer(args, raw_model, checkpoint, device)
     model = wrap_model(args, raw_model)  # [dist] keeps the weights that optimizer has
+    log_start(log, settings, saved, num_classes, train_loader, val_loader)
 
     details = []
     epochs = range(log.epoch, args.epochs)
@@ -704,6 +707,7 @@ def run(args: Namespace, checkpoint: dict) -> None:
         log.place = f"epoch {epoch + 1}/{args.epochs}"
         train_loader.sampler.set_epoch(epoch)  # [dist] gives each epoch its own order
         # Dropout and augmentation differ by rank and epoch, and repeat after a resume.
+        # The factor keeps the numbers of one --seed far from those of the next.
         torch.manual_seed(args.seed * 1_000_003 + epoch * world_size + rank)  # [dist]
         train_one_epoch(args, model, train_loader, optimizer, log)
         acc1, *details = evaluate(args, raw_model, val_loader, log, num_classes)

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -64,7 +64,6 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 IN_LOADING = (HUB, SLURM)
 IN_SETUP = (HUB, HOROVOD, SLURM)
 IN_RUN = (HUB, APEX, HOROVOD, SLURM, EVALUATES)
-IN_MAIN = (ALONE, HUB, SPAWNS, APEX, HOROVOD, SLURM)
 
 
 def call_as_fourth(chapter: str, argv: list[str], cwd: Path) -> dict:
@@ -99,7 +98,7 @@ class Mistake(NamedTuple):
 
 def own(chapter: str, argv: str, says: str) -> Mistake:
     """A mistake with what only one chapter has. 03's are those that its parent sees."""
-    entry = {SPAWNS: call_entry, ALONE: call}.get(chapter, call)
+    entry = call_entry if chapter == SPAWNS else call
     entry = call_with_gpus if "--compile" in argv else entry
     return Mistake(f"--synthetic 8 {argv}", says, (chapter,), (chapter,), entry=entry)
 
@@ -159,6 +158,7 @@ MISTAKES = {
     "no_port": own(SPAWNS, "--nnodes 2", "--nnodes ... --master-addr and --master-port"),
     "compiled_threads": own(ALONE, "--compile", "--compile ... DataParallel"),
     "other_batch": own(SLURM, "--resume inside_epoch.pt --batch-size 8", "keep --batch-size"),
+    "no_meeting_folder": own(SLURM, "--dist-file nowhere", "--dist-file nowhere ... make it"),
     "predictions_taken": own(EVALUATES, "--save-predictions taken.csv", "taken.csv: name a new"),
 }
 
@@ -350,6 +350,16 @@ def test_ranks_that_disagree(
     for answer in answers:
         says = r"other ranks have different data or a different checkpoint: \[\d+, \d, \d\]$"
         assert_says(one_line(answer, chapter), says)
+    assert snapshot(room) == snapshot(pristine)
+
+
+@pytest.mark.parametrize("chapter", table(CHAPTERS, IN_RUN))
+def test_unknown_model(crew: Crew, chapter: str, room: Path, pristine: Path) -> None:
+    """torchvision speaks of it, loudly, and no log is begun: the corrected line starts as typed."""
+    argv = [*BASE, "--synthetic", "8", "--arch", "resnet05"]
+    # nullcontext: its own model, not the tiny one.
+    for answer in crew.run(call, chapter, argv, room, nullcontext, world_size=ranks_of(chapter)):
+        assert "Unknown model resnet05" in last_words(answer)
     assert snapshot(room) == snapshot(pristine)
 
 

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import resource
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ from refusals import (
     Tiny,
     assert_says,
     call,
+    call_entry,
     image_tree,
     last_words,
     ranks_of,
@@ -384,3 +386,16 @@ def test_who_listens(chapter: str, tmp_path: Path, fault_table: FaultTable) -> N
         assert store & EVERYWHERE, store
         outcome = "its processes listen on loopback only, torchrun's own store on all interfaces"
     fault_table("who may reach the rendezvous", chapter, outcome, time.monotonic() - began)
+
+
+def test_taken_port(crew: Crew, tmp_path: Path, fault_table: FaultTable) -> None:
+    """03 is told to meet at a port that another program uses: Python says so, and no process is
+    started."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        argv = [*SMALL, "--nprocs", "2", "--master-port", port]
+        (answer,) = crew.run(call_entry, SPAWNS, argv, tmp_path)
+    line = last_words(answer)
+    assert "Address already in use" in line
+    assert not list(tmp_path.iterdir())
+    fault_table("--master-port that is in use", SPAWNS, shown(line).replace(port, "PORT"), None)
