@@ -245,7 +245,7 @@ def build_loaders(
         "num_workers": args.workers,
         "pin_memory": torch.cuda.is_available(),
         # Forked workers need not import torch. Each epoch forks new ones (there are no
-        # persistent_workers), so that their random numbers begin from its seed.
+        # persistent_workers), so that their random numbers begin from the epoch's seed.
         "multiprocessing_context": "fork" if args.workers else None,
     }
 
@@ -395,7 +395,7 @@ def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple:
     # Images are bytes until here: a quarter of what floats would take on their way.
     images = images.to(device, non_blocking=True)
     images = images.float(memory_format=torch.channels_last)
-    mean, std = PIXELS.to(device, non_blocking=True)  # without it the CPU would wait
+    mean, std = PIXELS.to(device, non_blocking=True)  # the CPU does not wait for it
     return images.sub_(mean).div_(std), targets.to(device, non_blocking=True)
 
 
@@ -477,7 +477,7 @@ def evaluate(args: Namespace, model: Module, loader: DataLoader, log: RunLog) ->
         totals[2] += hits.sum()
         totals[3] += len(targets)
 
-    # The only collective: a rank may have had fewer batches than others, or none.
+    # No collective in the loop: a rank may have had fewer batches than others, or none.
     loss_sum, top1, top5, count = all_reduce_sum(totals).tolist()  # [dist]
     log.check_loss(loss_sum)
     result = {
@@ -536,7 +536,7 @@ def run(args: Namespace, checkpoint: dict) -> None:
     settings = {**vars(args), "arch": arch}
 
     torch.manual_seed(args.seed)
-    fetch = args.pretrained and not checkpoint and rank == 0  # [dist] see wrap_model
+    fetch = args.pretrained and not checkpoint and rank == 0  # [dist] DDP sends them on
     raw_model = build_model(arch, num_classes, fetch)
     optimizer = build_optimizer(args, raw_model, checkpoint, device)
     model = wrap_model(args, raw_model)  # [dist] keeps the weights that optimizer has

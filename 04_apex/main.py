@@ -176,7 +176,7 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
     local_rank = int(os.environ["LOCAL_RANK"])  # [dist] on this machine
     world_size = int(os.environ["WORLD_SIZE"])  # [dist] processes on all machines
 
-    left = args.batch_size % world_size  # [dist] all ranks take equal parts
+    left = args.batch_size % world_size  # [dist] unequal parts would weigh alike
     if left:
         low = max(args.batch_size - left, world_size)
         sizes = f"use {low} or {low + world_size}"
@@ -201,23 +201,24 @@ def wrap_model(args: Namespace, model: Module) -> Module:
     if args.sync_bn:
         nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist] in place
     # All ranks get the weights of rank 0, and backward() will average the gradients. It
-    # sends them in buckets; with the view they live in these, without a second copy.
+    # sends them in buckets; with gradient_as_bucket_view they live there, uncopied.
     # Before each step rank 0 also sends its BatchNorm statistics. That stays on: they
-    # are few bytes, and models that train with their buffers stay right.
+    # are few bytes, and some models compute with such buffers in training.
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # [dist]
     return torch.compile(model) if args.compile else model
 
 
 def wait_for(work: dist.Work) -> None:
-    """Wait for a collective, and keep its handle until gloo's thread has dropped it. If
-    that thread were the last to drop it, it would take the GIL to free it: a loader
-    worker forked just then inherits a GIL that nobody gives back, and hangs."""
+    """Wait for a collective, a call that all ranks make together. (With nccl the GPU
+    waits for it, and the CPU goes on.) Keeping the handle avoids a rare hang on CPUs:
+    gloo's own thread, if it is the last to drop a handle, takes the GIL to free it, and
+    a loader worker forked just then never gets the GIL."""
     HELD.append(work)
     work.wait()
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """The sum over all ranks, in place. All ranks must call it equally often."""
+    """The sum over all ranks, in place. If a rank does not call it, the others wait."""
     wait_for(dist.all_reduce(tensor, async_op=True))  # [dist]
     return tensor
 
@@ -231,14 +232,15 @@ def broadcast_buffers(model: Module) -> None:
 
 def check_same(numbers: list[int], world_size: int, device: torch.device) -> None:
     """Fail if ranks differ in these numbers, and so in data or checkpoint. At least one
-    of them sees it in the sum; when it ends, the launcher ends the others."""
+    of them differs from the mean; when it ends, the launcher ends the others."""
     mine = torch.tensor(numbers, device=device)
     if not torch.equal(all_reduce_sum(mine.clone()), mine * world_size):  # [dist]
         fail(f"other ranks have different data or a different checkpoint: {numbers}")
 
 
 def cleanup() -> None:
-    """Disconnect from the other ranks after a good run. A failing one just exits."""
+    """Disconnect from the other ranks after a good run: without it a process may abort
+    while Python ends. One that fails just exits."""
     HELD.append(dist.group.WORLD)  # as in wait_for: gloo's threads live in it
     dist.destroy_process_group()  # [dist] closes what connects it to them
 
@@ -310,7 +312,7 @@ def build_loaders(
         "num_workers": args.workers,
         "pin_memory": torch.cuda.is_available(),
         # Forked workers need not import torch. Each epoch forks new ones (there are no
-        # persistent_workers), so that their random numbers begin from its seed.
+        # persistent_workers), so that their random numbers begin from the epoch's seed.
         "multiprocessing_context": "fork" if args.workers else None,
     }
 
@@ -385,19 +387,14 @@ class Native:
         return self.scaler.get_scale()
 
 
-def is_dynamic(args: dict) -> bool:
-    """Whether Apex, started with these flags, looks for the loss scale by itself."""
-    return args["opt_level"] in (None, "O1", "O2") and not args["loss_scale"]
-
-
 class Apex:
     """apex.amp: O1 patches torch's functions, O2 and O3 make the weights fp16, O0 does
     nothing. The loss scale is dynamic with O1 and O2, unless --loss-scale is given."""
 
     def __init__(self, args: Namespace, model: Module, optimizer: Optimizer) -> None:
         self.amp = apex("amp")
-        self.dynamic = is_dynamic(vars(args))
         level = args.opt_level or "O1"
+        self.dynamic = level in ("O1", "O2") and not args.loss_scale
         # Changes model and optimizer in place, before anybody wraps them.
         scale = args.loss_scale
         self.amp.initialize(model, optimizer, opt_level=level, loss_scale=scale)
@@ -417,15 +414,14 @@ class Apex:
 
         optimizer.step()
 
-    def state_dict(self) -> dict:
-        """For the checkpoint: plain numbers."""
-        return dict(self.amp.state_dict())
+    def state_dict(self) -> dict | None:
+        """For the checkpoint: plain numbers; None if the scale is fixed."""
+        return dict(self.amp.state_dict()) if self.dynamic else None
 
     def load(self, checkpoint: dict) -> None:
         """Go on with the loss scale of a checkpoint, or say that it does not fit."""
         state = checkpoint.get("scaler") or {}
-        dynamic = "loss_scaler0" in state and is_dynamic(checkpoint["args"])
-        if dynamic and self.dynamic:
+        if self.dynamic and "loss_scaler0" in state:
             self.amp.load_state_dict(state)
         elif state and dist.get_rank() == 0:  # [dist] one line, not one for each rank
             print("the loss scale of the checkpoint is not used: it is of another kind")
@@ -588,7 +584,7 @@ def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple:
     # Images are bytes until here: a quarter of what floats would take on their way.
     images = images.to(device, non_blocking=True)
     images = images.float(memory_format=torch.channels_last)
-    mean, std = PIXELS.to(device, non_blocking=True)  # without it the CPU would wait
+    mean, std = PIXELS.to(device, non_blocking=True)  # the CPU does not wait for it
     return images.sub_(mean).div_(std), targets.to(device, non_blocking=True)
 
 
@@ -677,7 +673,7 @@ def evaluate(
         totals[2] += hits.sum()
         totals[3] += len(targets)
 
-    # The only collective: a rank may have had fewer batches than others, or none.
+    # No collective in the loop: a rank may have had fewer batches than others, or none.
     loss_sum, top1, top5, count = all_reduce_sum(totals).tolist()  # [dist]
     log.check_loss(loss_sum)
     result = {
@@ -736,7 +732,7 @@ def run(args: Namespace, checkpoint: dict) -> None:
     settings = {**vars(args), "arch": arch}
 
     torch.manual_seed(args.seed)
-    fetch = args.pretrained and not checkpoint and rank == 0  # [dist] see wrap_model
+    fetch = args.pretrained and not checkpoint and rank == 0  # [dist] DDP sends them on
     raw_model = build_model(arch, num_classes, fetch)
     optimizer, precision = build_optimizer(args, raw_model, checkpoint, device)
     model = wrap_model(args, raw_model)  # [dist] keeps the weights that optimizer has

@@ -137,7 +137,7 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
     local_rank = hvd.local_rank()  # [dist] on this machine
     world_size = hvd.size()  # [dist] processes on all machines
 
-    left = args.batch_size % world_size  # [dist] all ranks take equal parts
+    left = args.batch_size % world_size  # [dist] unequal parts would weigh alike
     if left:
         low = max(args.batch_size - left, world_size)
         sizes = f"use {low} or {low + world_size}"
@@ -177,7 +177,7 @@ def broadcast_buffers(model: Module) -> None:
 
 def check_same(numbers: list[int], world_size: int, device: torch.device) -> None:
     """Fail if ranks differ in these numbers, and so in data or checkpoint. At least one
-    of them sees it in the sum; when it ends, the launcher ends the others."""
+    of them differs from the mean; when it ends, the launcher ends the others."""
     mine = torch.tensor(numbers, device=device)
     if not torch.equal(all_reduce_sum(mine.clone()), mine * world_size):  # [dist]
         fail(f"other ranks have different data or a different checkpoint: {numbers}")
@@ -255,7 +255,7 @@ def build_loaders(
         "num_workers": args.workers,
         "pin_memory": torch.cuda.is_available(),
         # Forked workers need not import torch. Each epoch forks new ones (there are no
-        # persistent_workers), so that their random numbers begin from its seed.
+        # persistent_workers), so that their random numbers begin from the epoch's seed.
         "multiprocessing_context": "fork" if args.workers else None,
     }
 
@@ -419,7 +419,7 @@ def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple:
     # Images are bytes until here: a quarter of what floats would take on their way.
     images = images.to(device, non_blocking=True)
     images = images.float(memory_format=torch.channels_last)
-    mean, std = PIXELS.to(device, non_blocking=True)  # without it the CPU would wait
+    mean, std = PIXELS.to(device, non_blocking=True)  # the CPU does not wait for it
     return images.sub_(mean).div_(std), targets.to(device, non_blocking=True)
 
 
@@ -501,7 +501,7 @@ def evaluate(args: Namespace, model: Module, loader: DataLoader, log: RunLog) ->
         totals[2] += hits.sum()
         totals[3] += len(targets)
 
-    # The only collective: a rank may have had fewer batches than others, or none.
+    # No collective in the loop: a rank may have had fewer batches than others, or none.
     loss_sum, top1, top5, count = all_reduce_sum(totals).tolist()  # [dist]
     log.check_loss(loss_sum)
     result = {
@@ -560,7 +560,7 @@ def run(args: Namespace, checkpoint: dict) -> None:
     settings = {**vars(args), "arch": arch}
 
     torch.manual_seed(args.seed)
-    fetch = args.pretrained and not checkpoint and rank == 0  # [dist] see wrap_model
+    fetch = args.pretrained and not checkpoint and rank == 0  # [dist] DDP sends them on
     raw_model = build_model(arch, num_classes, fetch)
     optimizer = build_optimizer(args, raw_model, checkpoint, device)
     model = wrap_model(args, raw_model)  # [dist] keeps the weights that optimizer has

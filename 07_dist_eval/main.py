@@ -138,7 +138,7 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
     local_rank = int(os.environ["LOCAL_RANK"])  # [dist] on this machine
     world_size = int(os.environ["WORLD_SIZE"])  # [dist] processes on all machines
 
-    left = args.batch_size % world_size  # [dist] all ranks take equal parts
+    left = args.batch_size % world_size  # [dist] unequal parts would weigh alike
     if left:
         low = max(args.batch_size - left, world_size)
         sizes = f"use {low} or {low + world_size}"
@@ -161,23 +161,24 @@ def wrap_model(args: Namespace, model: Module) -> Module:
     if args.sync_bn:
         nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist] in place
     # All ranks get the weights of rank 0, and backward() will average the gradients. It
-    # sends them in buckets; with the view they live in these, without a second copy.
+    # sends them in buckets; with gradient_as_bucket_view they live there, uncopied.
     # Before each step rank 0 also sends its BatchNorm statistics. That stays on: they
-    # are few bytes, and models that train with their buffers stay right.
+    # are few bytes, and some models compute with such buffers in training.
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # [dist]
     return torch.compile(model) if args.compile else model
 
 
 def wait_for(work: dist.Work) -> None:
-    """Wait for a collective, and keep its handle until gloo's thread has dropped it. If
-    that thread were the last to drop it, it would take the GIL to free it: a loader
-    worker forked just then inherits a GIL that nobody gives back, and hangs."""
+    """Wait for a collective, a call that all ranks make together. (With nccl the GPU
+    waits for it, and the CPU goes on.) Keeping the handle avoids a rare hang on CPUs:
+    gloo's own thread, if it is the last to drop a handle, takes the GIL to free it, and
+    a loader worker forked just then never gets the GIL."""
     HELD.append(work)
     work.wait()
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """The sum over all ranks, in place. All ranks must call it equally often."""
+    """The sum over all ranks, in place. If a rank does not call it, the others wait."""
     wait_for(dist.all_reduce(tensor, async_op=True))  # [dist]
     return tensor
 
@@ -191,14 +192,15 @@ def broadcast_buffers(model: Module) -> None:
 
 def check_same(numbers: list[int], world_size: int, device: torch.device) -> None:
     """Fail if ranks differ in these numbers, and so in data or checkpoint. At least one
-    of them sees it in the sum; when it ends, the launcher ends the others."""
+    of them differs from the mean; when it ends, the launcher ends the others."""
     mine = torch.tensor(numbers, device=device)
     if not torch.equal(all_reduce_sum(mine.clone()), mine * world_size):  # [dist]
         fail(f"other ranks have different data or a different checkpoint: {numbers}")
 
 
 def cleanup() -> None:
-    """Disconnect from the other ranks after a good run. A failing one just exits."""
+    """Disconnect from the other ranks after a good run: without it a process may abort
+    while Python ends. One that fails just exits."""
     HELD.append(dist.group.WORLD)  # as in wait_for: gloo's threads live in it
     dist.destroy_process_group()  # [dist] closes what connects it to them
 
@@ -270,7 +272,7 @@ def build_loaders(
         "num_workers": args.workers,
         "pin_memory": torch.cuda.is_available(),
         # Forked workers need not import torch. Each epoch forks new ones (there are no
-        # persistent_workers), so that their random numbers begin from its seed.
+        # persistent_workers), so that their random numbers begin from the epoch's seed.
         "multiprocessing_context": "fork" if args.workers else None,
     }
 
@@ -420,7 +422,7 @@ def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple:
     # Images are bytes until here: a quarter of what floats would take on their way.
     images = images.to(device, non_blocking=True)
     images = images.float(memory_format=torch.channels_last)
-    mean, std = PIXELS.to(device, non_blocking=True)  # without it the CPU would wait
+    mean, std = PIXELS.to(device, non_blocking=True)  # the CPU does not wait for it
     return images.sub_(mean).div_(std), targets.to(device, non_blocking=True)
 
 
@@ -510,7 +512,7 @@ def evaluate(
         pairs += torch.bincount(pair, minlength=classes * classes)
         rows.append(torch.cat([guesses, probabilities], dim=1))
 
-    # The only collective: a rank may have had fewer batches than others, or none.
+    # No collective in the loop: a rank may have had fewer batches than others, or none.
     packed = all_reduce_sum(torch.cat([totals, pairs]))  # [dist]
     loss_sum, top5 = packed[:2].tolist()
     confusion = packed[2:].view(classes, classes)
@@ -691,7 +693,7 @@ def run(args: Namespace, checkpoint: dict) -> None:
     settings = {**vars(args), "arch": arch}
 
     torch.manual_seed(args.seed)
-    fetch = args.pretrained and not checkpoint and rank == 0  # [dist] see wrap_model
+    fetch = args.pretrained and not checkpoint and rank == 0  # [dist] DDP sends them on
     raw_model = build_model(arch, num_classes, fetch)
     optimizer = build_optimizer(args, raw_model, checkpoint, device)
     model = wrap_model(args, raw_model)  # [dist] keeps the weights that optimizer has

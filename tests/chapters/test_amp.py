@@ -328,7 +328,7 @@ FRESH = (65536.0, 4)  # the usual first scale, four steps later
         ("fp16 --loss-scale 1024", "02", None),
         ("fp16 --loss-scale 1024", "O1", FRESH),
         ("O1", "fp16", FRESH),
-        ("O1", "O1 --loss-scale 128", (128.0, 4)),
+        ("O1", "O1 --loss-scale 128", None),  # a fixed scale is that of the command line
         ("O1 --loss-scale 128", "O1", FRESH),
         ("O2", "02", None),
     ],

@@ -24,7 +24,7 @@ ALL_CHAPTERS = [DP, HUB, SPAWN, APEX, HOROVOD, SLURM, EVAL]
 #     02 before it was rewritten      460    7.5        59.7   26%    0.6
 BOUNDS = {"nodes": 5.3, "characters": 48, "wide": 8, "tuples": 4, "merges": 0}
 LEAST_BLANK = 5
-LINE_CAP = {DP: 585, HUB: 610, SPAWN: 665, APEX: 790, HOROVOD: 615, SLURM: 760, EVAL: 755}
+LINE_CAP = {DP: 585, HUB: 610, SPAWN: 665, APEX: 795, HOROVOD: 615, SLURM: 765, EVAL: 755}
 # Changed lines (added plus removed) against 02, the docstring aside.
 CHANGED_CAP = {DP: 130, SPAWN: 75, APEX: 230, HOROVOD: 110, SLURM: 210, EVAL: 180}
 

@@ -123,6 +123,11 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{RESUME}::test_the_best_survives_a_resume": [
         ("the best accuracy so far", 7, 'checkpoint.get("best_acc1", -1.0)', "-1.0"),
     ],
+    f"{ERRORS}::test_unknown_model[02_distributed]": [
+        ("the model before the log", 7, "    torch.manual_seed(args.seed)\n",
+         "    log_start(log, settings, saved, num_classes, train_loader, val_loader)\n"
+         "    torch.manual_seed(args.seed)\n"),
+    ],
     f"{ERRORS}::test_resume_runs_no_code[02_distributed]": [
         ("safe loading", 7, "weights_only=True", "weights_only=False"),
     ],

@@ -3,29 +3,38 @@ in the READMEs lead somewhere. Each check is also shown something broken, which 
 
 from __future__ import annotations
 
+import ast
 import html
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from harness import CHAPTERS, ROOT
 
 markdown = pytest.importorskip("markdown", reason="needs requirements-dev.txt")
 
-from tools.site import check_twins, codealong  # noqa: E402
+from tools.site import check_twins, codealong, source  # noqa: E402
 from tools.site.diffs import hunks  # noqa: E402
-from tools.site.source import SiteError, Source, read  # noqa: E402
+from tools.site.source import SiteError, Source, read, translated  # noqa: E402
 
 DOCS = ROOT / "docs"
-CHAPTER_HEADINGS = "get when run how walk changed skeleton log errors results exercises".split()
+CHAPTER_HEADINGS = "skeleton run get when how walk changed log errors results exercises".split()
 REPO = "https://example.org/repo"
 EXTENSIONS = ["attr_list", "pymdownx.superfences", "toc", "tools.site.codealong"]
 
 
-def render(text: str) -> str:
-    settings = {"tools.site.codealong": {"repo": REPO}}
-    return markdown.markdown(text, extensions=EXTENSIONS, extension_configs=settings)
+def render(text: str, repo: str = REPO, page: str = "") -> str:
+    """As MkDocs would on that page; without one, as any other program does."""
+    settings = {"tools.site.codealong": {"repo": repo}}
+    md = markdown.Markdown(extensions=EXTENSIONS, extension_configs=settings)
+    if page:
+        place = markdown.treeprocessors.Treeprocessor(md)
+        place.file = SimpleNamespace(src_uri=page)
+        md.treeprocessors.register(place, "relpath", 0)
+    return md.convert(text)
 
 
 def plain(page: str) -> list[str]:
@@ -141,6 +150,60 @@ def test_whole_files_and_fences() -> None:
     assert fence in render(f"```text\n{fence}\n```\n")
 
 
+def without_docstrings(text: str) -> str:
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, *source.DEFINITIONS)) and ast.get_docstring(node):
+            node.body[0].value.value = ""
+    return ast.dump(tree)
+
+
+EXAMPLES = sorted(
+    str(file.relative_to(ROOT))
+    for table in DOCS.glob("examples/*/comments.zh.json")
+    for file in table.parent.glob("*.py")
+)
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_comments_in_chinese(path: str) -> None:
+    """Of the same code, on the same lines."""
+    english, chinese = read(path), translated(read(path), "zh")
+    assert len(chinese.lines) == len(english.lines)
+    assert without_docstrings(chinese.text) == without_docstrings(english.text)
+    said = chinese.comments().values()
+    assert said and all(re.search("[\u4e00-\u9fff]", text) for text in said)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "@file docs/examples/convert/single.py",
+        "@code docs/examples/convert/multi.py evaluate",
+        '@diff docs/examples/convert/single.py docs/examples/convert/multi.py {whole="1"}',
+    ],
+)
+def test_comments_in_the_language_of_the_page(line: str) -> None:
+    said = "预测正确数和总数。"
+    assert said in render(line, page="zh/page.md")
+    assert said not in render(line, page="en/page.md") and said not in render(line)
+
+
+def test_comments_without_translation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "ROOT", tmp_path)
+    (tmp_path / "a.py").write_text("# One.\na = 1  # two\n")
+    says = {"One.": "一。", "two": "二"}
+    table = tmp_path / "comments.zh.json"
+    table.write_text(json.dumps(says))
+    assert translated(read("a.py"), "zh").text == "# 一。\na = 1  # 二\n"
+    table.write_text(json.dumps({"One.": "一。"}))
+    with pytest.raises(SiteError, match="comments.zh.json lacks line 2 of a.py: 'two'"):
+        translated(read("a.py"), "zh")
+    table.write_text(json.dumps(says | {"three": "三"}))
+    with pytest.raises(SiteError, match="comments.zh.json has what no file says: 'three'"):
+        translated(read("a.py"), "zh")
+
+
 def test_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codealong, "ROOT", tmp_path)
     (tmp_path / "r.md").write_text("<!-- a -->\n*one*\n\n<!-- b -->\n*two*\n")
@@ -248,33 +311,41 @@ def test_pages_match() -> None:
     assert check_twins.problems(DOCS) == []
 
 
-READMES = {"zh": ("README.zh-CN.md", ""), "en": ("README.md", "en/")}
+READMES = {"zh": "README.zh-CN.md", "en": "README.md"}
 
 
 def readme_links(language: str, text: str) -> list[str]:
-    """Where a README leads to: pages by their address in its language, files by their path; what
-    is not there has a ! before it."""
-    url = re.search(r"^site_url: (\S+)", (ROOT / "mkdocs.yml").read_text(), re.M)[1]
+    """Where a README leads to: pages of its language, and files; what is not there has a ! before
+    it."""
     found = []
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        address, _, place = link.removeprefix(url + READMES[language][1]).partition("#")
-        page = DOCS / language / f"{address.strip('/') or 'index'}.md"
-        if link.startswith(url):
-            there = page.is_file() and (not place or f"{{#{place}}}" in page.read_text("utf-8"))
-        else:
-            there = re.match("[a-z]+:", link) or (ROOT / link).exists()
-        found.append(f"{'' if there else '!'}{address}#{place}")
+        path, _, place = link.partition("#")
+        there = re.match("[a-z]+:", link) or (ROOT / path).is_file()
+        if place and there:
+            there = f"{{#{place}}}" in (ROOT / path).read_text("utf-8")
+        general = link.replace(f"docs/{language}/", "docs/").replace(f".{language}.", ".")
+        found.append(f"{'' if there else '!'}{general}")
     return [link for link in found if not link.startswith("README")]  # the other language
 
 
-def test_readmes_and_pages_match() -> None:
+def test_readmes_match() -> None:
     """Both READMEs lead to the same places, each in its own language, and all of them are there."""
-    texts = {language: (ROOT / name).read_text("utf-8") for language, (name, _) in READMES.items()}
+    texts = {language: (ROOT / name).read_text("utf-8") for language, name in READMES.items()}
     ours, theirs = (readme_links(language, texts[language]) for language in READMES)
     assert ours == theirs
     assert [link for link in ours if link.startswith("!")] == []
-    assert {f"chapters/{chapter}/#" for chapter in CHAPTERS} <= set(ours)
-    assert readme_links("en", "[a](LICENCE) [b](README.md)") == ["!LICENCE#"]
+    assert {f"docs/chapters/{chapter}.md" for chapter in CHAPTERS} <= set(ours)
+    assert "docs/convert.md" in ours[:2]
+    assert readme_links("en", "[a](LICENCE) [b](README.md)") == ["!LICENCE"]
+
+
+def test_links_to_files_of_the_repository() -> None:
+    page = "[x](repo:LICENSE)\n\n```bash\ngit clone REPOSITORY_URL cookbook\n```"
+    html = render(page)
+    assert f'href="{REPO}/blob/main/LICENSE"' in html and f"</span>{REPO}<span" in html
+    assert 'href="./source/LICENSE.txt"' in render(page, "")
+    with pytest.raises(SiteError, match="LICENCE: there is no such file"):
+        render("[x](repo:LICENCE)")
 
 
 def test_chapter_headings() -> None:

@@ -3,6 +3,7 @@ browser for all of it, so all of it on one worker."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -18,6 +19,7 @@ from click import ClickException as Abort
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from playwright.sync_api import Browser, Page
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from tools.site import shots
 
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.xdist_group("site")
 DOCS = ROOT / "docs"
 MERMAID = DOCS / "assets/javascripts/mermaid.min.js"
 NAMES = sorted(str(p.relative_to(DOCS / "zh"))[:-3] for p in (DOCS / "zh").rglob("*.md"))
-ADDRESSES = ["" if n == "index" else f"{n}/" for n in NAMES]
+ADDRESSES = [f"{n}/".removesuffix("index/") for n in NAMES]
 WALKED = "chapters/03_multiprocessing/"
 
 
@@ -47,7 +49,7 @@ def test_every_page_is_built_in_both_languages(site: Path) -> None:
         for language, prefix in (("zh", ""), ("en", "en/")):
             html = (site / prefix / address / "index.html").read_text()
             assert f'<html lang="{language}"' in html
-    assert not list(site.rglob("WRITING*")) and not (site / "examples").exists()
+    assert not list(site.rglob("WRITING/*")) and not (site / "examples").exists()
     assert (site / "compare/index.html").stat().st_size < 800_000
 
 
@@ -94,7 +96,7 @@ def test_strict_build_finds(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         (tmp_path / "docs" / name).write_text(f"# T {{#t}}\n\n{text}\n")
     config = tmp_path / "mkdocs.yml"
     theme = f"theme: {{custom_dir: {DOCS / 'overrides'}}}"
-    rest = "nav: [index.md, alone.md]\nwatch: []\nextra_javascript: []\nextra_css: []"
+    rest = "nav: [index.md, alone.md]\nhooks: []\nwatch: []\nextra_javascript: []\nextra_css: []"
     config.write_text(f"INHERIT: {ROOT / 'mkdocs.yml'}\n{theme}\n{rest}\n")
     with pytest.raises(Abort, match="warnings in strict mode"):
         build(load_config(str(config), strict=True))
@@ -121,8 +123,9 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def address(site: Path) -> Iterator[str]:
-    with shots.served(site) as url:
-        yield url
+    """Below a path, as it is where it is published without a domain of its own."""
+    with shots.served(site.parent) as url:
+        yield f"{url}{site.name}/"
 
 
 def watched(chromium: Browser, address: str) -> tuple[Page, list[str]]:
@@ -132,11 +135,12 @@ def watched(chromium: Browser, address: str) -> tuple[Page, list[str]]:
     wrong: list[str] = []
 
     def response(status: int, url: str) -> None:
-        # The theme tries for a sitemap beside the page until it finds one.
+        # The theme tries for a sitemap in all folders above the page until it finds one.
         if status >= 400 and not url.endswith("/sitemap.xml"):
             wrong.append(f"{status} {url}")
 
-    ours = (address, "data:", "blob:")
+    above = re.match(r"http://[^/]+/", address)[0]
+    ours = (address, f"{above}sitemap.xml", f"{above}en/sitemap.xml", "data:", "blob:")
     opened.on("request", lambda r: wrong.extend([] if r.url.startswith(ours) else [r.url]))
     opened.on("response", lambda r: response(r.status, r.url))
     opened.on("pageerror", lambda e: wrong.append(str(e)))
@@ -154,7 +158,10 @@ def page(chromium: Browser, address: str) -> Iterator[Page]:
 
 def too_wide(page: Page, width: int) -> bool:
     page.set_viewport_size({"width": width, "height": 844})
-    return page.evaluate("document.documentElement.scrollWidth") > width
+    fits = f"document.documentElement.scrollWidth <= {width}"
+    with contextlib.suppress(PlaywrightTimeout):  # the search field takes a moment to shrink
+        page.wait_for_function(fits, timeout=2000)
+    return not page.evaluate(fits)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +221,7 @@ def test_a_chapter(page: Page, address: str) -> None:
     assert page.locator("div.mermaid").first.bounding_box()["height"] > 100
 
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    figure = page.locator("figure.cb").first
+    figure = page.locator(".walk-code figure.cb").first
     figure.hover()
     figure.locator("button[data-clipboard-target], button.md-clipboard").first.click()
     shown = figure.locator(".ln").all_text_contents()
@@ -231,6 +238,35 @@ def test_a_chapter(page: Page, address: str) -> None:
         page.hover(".md-select")
         page.click(f".md-select__link[hreflang={language}]")
         page.wait_for_url(address + there)
+
+
+def test_other_language_of_the_home_page(page: Page, address: str) -> None:
+    for language, there in (("en", f"{address}en/"), ("zh", address)):
+        page.goto(f"{address}en/" if language == "zh" else address)
+        page.hover(".md-select")
+        page.click(f".md-select__link[hreflang={language}]")
+        page.wait_for_url(there)
+
+
+def test_not_found(chromium: Browser, site: Path, address: str) -> None:
+    """The page that a server shows for an address of whatever depth leads to both home pages."""
+    opened = chromium.new_page()
+    gone = f"{address}en/gone/deep/"
+    opened.route(gone, lambda route: route.fulfill(status=404, path=site / "404.html"))
+    opened.goto(gone)
+    for number, home in enumerate((address, f"{address}en/")):
+        opened.wait_for_function(f"document.querySelectorAll('a')[{number}].href == '{home}'")
+    opened.close()
+
+
+def test_links_to_files(site: Path) -> None:
+    """Without an address of the repository they lead to copies, which are the files."""
+    page = (site / "en/chapters/03_multiprocessing/index.html").read_text()
+    (link,) = set(re.findall(r'href="([^"]*03_multiprocessing/main.py[^"]*)"', page))
+    copy = site / "en/chapters/03_multiprocessing" / link
+    assert copy.read_text() == (ROOT / "03_multiprocessing/main.py").read_text()
+    names = {str(path.relative_to(site / "source")) for path in (site / "source").rglob("*.txt")}
+    assert {"tests/FAULTS.md.txt", "docs/examples/convert/recipes.py.txt"} <= names
 
 
 EACH_PAIR = """() => {
@@ -262,18 +298,27 @@ def test_compare_any_two(page: Page, address: str) -> None:
     assert differs == [[a != b for a in CHAPTERS] for b in CHAPTERS]
 
 
-@pytest.mark.parametrize(
-    ("prefix", "queries"),
-    [("", ["全归约", "optimizer"]), ("en/", ["all_reduce"])],
-)
-def test_search(page: Page, address: str, prefix: str, queries: list[str]) -> None:
+# What people type, and the page that answers it.
+QUERIES = {
+    "": {"单机多卡": "convert/", "梯度同步": "convert/", "学习率调度": "convert/", "全归约": "",
+         "早停": "convert/", "optimizer": ""},
+    "en/": {"WeightedRandomSampler": "convert/", "early stopping": "convert/", "F1": "convert/",
+            "all_reduce": ""},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", QUERIES)
+def test_search(page: Page, address: str, prefix: str) -> None:
     """It finds Chinese and English words, in this language's pages, and nothing for no word."""
-    found = page.locator(".md-search-result__item:visible a").first
+    results = page.locator(".md-search-result__item:visible a")
+    found = results.first
     page.goto(address + prefix)
-    for query in queries:
+    for query, place in QUERIES[prefix].items():
         for words, state in ((query, "visible"), ("zzqqxxyy", "hidden")):
             page.locator(".md-search__input").fill(words)
             page.keyboard.press("End")  # Material looks at the field when a key goes up
             found.wait_for(state=state, timeout=30_000)
             if words == query:
                 assert ("/en/" in found.get_attribute("href")) == (prefix == "en/")
+                links = results.evaluate_all("all => all.map(a => a.pathname)")
+                assert any(prefix + place in link for link in links), (query, links)

@@ -1,8 +1,10 @@
 """The benchmark: its arithmetic, its baseline, what it writes, that it leaves no process."""
 
 import json
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -261,12 +263,13 @@ def test_ranks_are_timed_and_the_reference_trains_as_one(crew: Crew, tmp_path: P
 
 def run_tool(argv: list[str], folder: Path, timeout: float) -> dict:
     """A real run on tiny sizes: its JSON, after what holds of every run."""
-    temporary = folder / "temporary"
-    temporary.mkdir()
+    # A short path: a loader worker puts a socket below it, whose name has at most 107 characters.
+    temporary = Path(tempfile.mkdtemp(prefix="b-"))
     command = [sys.executable, BENCHMARK / "benchmark.py", *TINY, *argv, "--out", folder / "out"]
     result = run(command, folder, timeout, {"TMPDIR": str(temporary)})
     assert result.returncode == 0, result.output
     assert list(temporary.glob("benchmark-*")) == []
+    shutil.rmtree(temporary)
     found = json.loads((folder / "out" / "benchmark.json").read_text())
     assert {"machine", "versions", "date", "commit", "dirty", "command", "settings"} <= set(found)
     assert str(ROOT) not in json.dumps(found) and str(folder) not in json.dumps(found)
@@ -274,7 +277,8 @@ def run_tool(argv: list[str], folder: Path, timeout: float) -> dict:
     assert {path.name for path in (folder / "out").iterdir()} == names
     for row in found["runs"]:
         assert row["failed"] is None and 0 <= row["data_wait"] <= 1 and row["foreign"] >= 0
-        assert row["train"] > 0 and row["val"] > 0 and row["memory"] > 100
+        assert row["train"] > 0 and row["val"] > 0
+        assert (row["memory"] > 100) == torch.cuda.is_available()
         assert 0 < row["first_step"] < row["wall"] and row["cpu"] > 1
     return found
 

@@ -188,7 +188,8 @@ def tables(result: dict, language: str) -> str:
         star = " *" * (f["runs"] == f["loaded"] > 0)
         wait = f["data_wait"] and f"{100 * middle(f['data_wait']):.1f} %"
         row = [name + star, f["train"], f["train_ratio"], f["val"], f["val_ratio"]]
-        row += [f["first_step"], wait, show(middle(f["memory"]), 4), f["cpu"], f["cpu_ratio"]]
+        memory = show(middle(f["memory"]) or None, 4)
+        row += [f["first_step"], wait, memory, f["cpu"], f["cpu_ratio"]]
         rows.append(row)
     memory = words["gpu_memory" if result["machine"]["gpus"] else "memory"]
     lines += ["", *table(words["variants"].format(memory=memory), rows)]

@@ -8,11 +8,13 @@ An extension, not a plug-in: it works in every program that renders Python-Markd
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import xml.etree.ElementTree as etree
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from markdown import Extension, Markdown
 from markdown.inlinepatterns import InlineProcessor
@@ -22,14 +24,32 @@ from markdown.util import HTML_PLACEHOLDER_RE
 from pymdownx.blocks import BlocksExtension
 from pymdownx.blocks.block import Block
 
-from .diffs import compare_data, diff_html
-from .source import ROOT, SiteError, Source, cut, read, to_html
+from .diffs import CONTEXT, compare_data, diff_html
+from .source import ROOT, SiteError, Source, cut, read, to_html, translated
 
 MOST_LINES = 20  # of a group: note and code must fit on a screen together
 MOST_FILE_LINES = 80
 FORMS = ("code", "file", "diff", "compare", "table")
+COPIES = "source"  # the folder of the site that has the files, see hooks.py
+linked: set[str] = set()  # these
 REST = re.compile(r"""((?:"[^"]*"|'[^']*'|[^{"'])*)(?:\{(.*)\})?\s*""")
 WORD = re.compile(r""""[^"]*"|'[^']*'|[^\s"']+""")
+
+
+def this_page(md: Markdown) -> Any:
+    """MkDocs' own processor knows which one it is; elsewhere nobody does."""
+    return md.treeprocessors["relpath"].file if "relpath" in md.treeprocessors else None
+
+
+def link(md: Markdown, repo: str, path: str, part: range | None = None) -> str:
+    """To a file of the repository: there, or to the site's copy, whose lines have no anchors."""
+    if repo:
+        lines = f"#L{part.start}-L{part.stop - 1}" if part else ""
+        return f"{repo}/blob/main/{path}{lines}"
+    linked.add(path)
+    page = this_page(md)
+    depth = page.url.count("/") if page else 0
+    return f"{'../' * depth or './'}{COPIES}/{path}.txt"
 
 
 @dataclass
@@ -65,12 +85,13 @@ class CodeAlong(Preprocessor):
 
     def __init__(self, md: Markdown, repo: str) -> None:
         super().__init__(md)
-        self.repo = repo.rstrip("/")
+        self.repo = repo
 
     def run(self, lines: list[str]) -> list[str]:
         result: list[str] = []
         fence = ""
         for line in lines:
+            line = line.replace("REPOSITORY_URL", self.repo or "REPOSITORY_URL")
             bare = line.strip()
             if match := re.match(r"(`{3,}|~{3,})", bare):
                 if not fence:
@@ -97,8 +118,12 @@ class CodeAlong(Preprocessor):
         return ["", indent + self.md.htmlStash.store(html), ""]
 
     def link(self, path: str, part: range | None = None) -> str:
-        lines = f"#L{part.start}-L{part.stop - 1}" if part else ""
-        return f"{self.repo}/blob/main/{path}{lines}"
+        return link(self.md, self.repo, path, part)
+
+    def shown(self, source: Source) -> Source:
+        """With its comments in the language of the page, whose folder has that name."""
+        page = this_page(self.md)
+        return translated(source, page.src_uri.split("/")[0]) if page else source
 
     def code(self, line: Line) -> str:
         usage = 'FILE NAME ["text" [.. "text"]] {hl="text" long="1"}'
@@ -133,9 +158,10 @@ class CodeAlong(Preprocessor):
                 raise SiteError(f"hl={text!r} is in none of {where}")
             marked |= found
         indent = source.indent(part)
+        tokens = self.shown(source).tokens
         lines = []
         for n in part:
-            html = to_html(cut(source.tokens[n - 1], indent))
+            html = to_html(cut(tokens[n - 1], indent))
             lines.append(f'<span class="ln{" hll" * (n in marked)}" data-l="{n}">{html}</span>')
         whole = part == range(1, len(source.lines) + 1)
         numbers = f"{part.start}–{part.stop - 1}" if len(part) > 1 else str(part.start)
@@ -151,13 +177,16 @@ class CodeAlong(Preprocessor):
         )
 
     def diff(self, line: Line) -> str:
-        line.check("OLD NEW", 2, 2, set())
-        return diff_html(*line.words, self.link)
+        line.check("OLD NEW", 2, 2, {"whole"})
+        old, new = (self.shown(read(path)) for path in line.words)
+        context = 10_000 if "whole" in line.options else CONTEXT
+        return diff_html(old, new, self.link, context)
 
     def compare(self, line: Line) -> str:
         """Two lists to choose from; compare.js does the rest."""
         line.check("", 0, 0, set())
         paths = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("0[1-9]_*/main.py"))
+        links = [self.link(path) for path in paths]
         choices = ["", ""]
         for side, chosen in enumerate(("02_distributed/main.py", "03_multiprocessing/main.py")):
             for n, path in enumerate(paths):
@@ -168,7 +197,7 @@ class CodeAlong(Preprocessor):
             f'<select name="from" aria-label="from">{choices[0]}</select>'
             '<button type="button" class="cd-swap" aria-label="swap">⇄</button>'
             f'<select name="to" aria-label="to">{choices[1]}</select></div>'
-            f'<div class="cd-result" data-blob="{self.link("")}"></div>'
+            f'<div class="cd-result" data-links="{escape(json.dumps(links))}"></div>'
             f'<script type="application/json">{compare_data(paths)}</script></div>'
         )
 
@@ -194,6 +223,22 @@ class JoinedLines(InlineProcessor):
 
     def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:
         return "", m.start(0), m.end(0)
+
+
+class RepositoryLinks(Treeprocessor):
+    """[text](repo:tests/FAULTS.md) leads to a file of the repository."""
+
+    def __init__(self, md: Markdown, repo: str) -> None:
+        super().__init__(md)
+        self.repo = repo
+
+    def run(self, root: etree.Element) -> None:
+        for a in root.iter("a"):
+            scheme, colon, path = a.get("href", "").partition(":")
+            if scheme == "repo" and colon:
+                if not (ROOT / path).is_file():
+                    raise SiteError(f"repo:{path}: there is no such file")
+                a.set("href", link(self.md, self.repo, path))
 
 
 class ShortCode(Treeprocessor):
@@ -249,7 +294,10 @@ class CodeAlongExtension(Extension):
     def extendMarkdown(self, md: Markdown) -> None:
         # Below 30, where line ends are normalised, which would tear our placeholders; above 25,
         # where the fences of pymdownx are taken out.
-        md.preprocessors.register(CodeAlong(md, self.getConfig("repo")), "codealong", 27)
+        repo = (self.getConfig("repo") or "").rstrip("/")
+        md.preprocessors.register(CodeAlong(md, repo), "codealong", 27)
+        # Below 0, MkDocs' own, which would look for these files among the pages.
+        md.treeprocessors.register(RepositoryLinks(md, repo), "repository_links", -1)
         # Below 190, where `code` is taken out; above all other patterns.
         ours, markup = JoinedLines.CHINESE, r"(?:\*\*|\*)"
         pattern = rf"(?<={ours})\n(?={markup}?{ours})|(?<={ours}\*\*)\n(?={ours})"

@@ -37,14 +37,14 @@ def changed_words(old: str, new: str) -> tuple[list[tuple[int, int]], list[tuple
     return left, stretches(theirs, [(op[3], op[4]) for op in changed])
 
 
-def hunks(old: Source, new: Source) -> list[Hunk]:
-    """All changes but those of the docstrings, with a few lines around them."""
+def hunks(old: Source, new: Source, context: int = CONTEXT) -> list[Hunk]:
+    """All changes but those of the docstrings, with so many lines around them."""
     skip = (old.after_docstring() - 1, new.after_docstring() - 1)
     a, b = old.lines[skip[0] :], new.lines[skip[1] :]
     # Blank lines are everywhere: matched for themselves they tear a new function into pieces.
     matcher = SequenceMatcher(lambda line: not line.strip(), a, b, autojunk=False)
     result = []
-    for group in matcher.get_grouped_opcodes(CONTEXT):
+    for group in matcher.get_grouped_opcodes(context):
         rows: list[Row] = []
         at = 1
         for tag, a1, a2, b1, b2 in group:
@@ -84,9 +84,9 @@ def counts(found: list[Hunk]) -> tuple[int, int]:
     return kinds.count("+"), kinds.count("-")
 
 
-def diff_html(old: str, new: str, link: Callable[[str], str]) -> str:
+def diff_html(old: Source, new: Source, link: Callable[[str], str], context: int = CONTEXT) -> str:
     """The whole difference, with a head that names both files."""
-    found = hunks(read(old), read(new))
+    found = hunks(old, new, context)
     added, removed = counts(found)
     body = "".join(
         f'<div class="cd-hunk"><div class="cd-name">{escape(name)}</div>'
@@ -97,8 +97,8 @@ def diff_html(old: str, new: str, link: Callable[[str], str]) -> str:
     # was told to leave out.
     return (
         '<figure class="cd" data-search-exclude><figcaption>'
-        f'<span><a href="{link(old)}">{old}</a> <span class="cd-to">→</span> '
-        f'<a href="{link(new)}">{new}</a></span>'
+        f'<span><a href="{link(old.path)}">{old.path}</a> <span class="cd-to">→</span> '
+        f'<a href="{link(new.path)}">{new.path}</a></span>'
         f'<span class="cd-count"><b class="cd-plus">+{added}</b> <b class="cd-minus">−{removed}</b>'
         f'</span></figcaption><div class="cd-body highlight">{body}</div></figure>'
     )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
+import json
 import re
+import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -100,6 +103,20 @@ class Source:
         self.lines = self.text.splitlines()
         self.tree = ast.parse(self.text) if suffix == ".py" else None
         self.tokens = coloured(self.text, self.language)
+
+    def comments(self) -> dict[int, str]:
+        """What is said on a line: a comment, or a line of a docstring's first paragraph."""
+        found = {}
+        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+            if token.type == tokenize.COMMENT and (text := token.string.lstrip("# ")):
+                found[token.start[0]] = text
+        for node in ast.walk(self.tree):
+            if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node):
+                for n in range(node.body[0].lineno, node.body[0].end_lineno + 1):
+                    if not (text := self.lines[n - 1].strip().strip('"')):
+                        break
+                    found[n] = text
+        return found
 
     def definitions(self) -> dict[str, ast.AST]:
         """Every function and class by its dotted name."""
@@ -218,6 +235,25 @@ def read(path: str) -> Source:
         near = sorted(str(p.relative_to(ROOT)) for p in file.parent.glob("*") if p.is_file())
         raise SiteError(f"there is no file {path}; beside it: {', '.join(near) or 'nothing'}")
     return _read(path, file.stat().st_mtime_ns)
+
+
+def translated(source: Source, language: str) -> Source:
+    """The same code with the comments of comments.LANGUAGE.json beside it, if there is one."""
+    table = (ROOT / source.path).with_name(f"comments.{language}.json")
+    if source.tree is None or not table.is_file():
+        return source
+    known = json.loads(table.read_text(encoding="utf-8"))
+    beside = [read(str(file.relative_to(ROOT))) for file in table.parent.glob("*.py")]
+    said = {text for other in beside for text in other.comments().values()}
+    if surplus := sorted(known.keys() - said):
+        raise SiteError(f"{table.relative_to(ROOT)} has what no file says: {surplus[0]!r}")
+    lines = list(source.lines)
+    for n, text in source.comments().items():
+        if text not in known:
+            raise SiteError(f"{table.relative_to(ROOT)} lacks line {n} of {source.path}: {text!r}")
+        before, _, after = lines[n - 1].rpartition(text)
+        lines[n - 1] = before + known[text] + after
+    return Source(source.path, "\n".join(lines) + "\n")
 
 
 def words(text: str) -> list[str]:

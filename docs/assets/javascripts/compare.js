@@ -56,9 +56,9 @@
     }
     const figure = document.createElement("figure");
     figure.className = "cd";
-    const blob = result.dataset.blob;
-    figure.innerHTML = `<figcaption><span><a href="${blob}${paths[a]}">${paths[a]}</a>
-      <span class="cd-to">→</span> <a href="${blob}${paths[b]}">${paths[b]}</a></span>
+    const links = JSON.parse(result.dataset.links);
+    figure.innerHTML = `<figcaption><span><a href="${links[a]}">${paths[a]}</a>
+      <span class="cd-to">→</span> <a href="${links[b]}">${paths[b]}</a></span>
       <span class="cd-count"><b class="cd-plus">+${count["+"]}</b>
       <b class="cd-minus">−${count["-"]}</b></span></figcaption>`;
     figure.append(body);

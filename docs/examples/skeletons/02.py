@@ -1,4 +1,7 @@
-"""The least that trains with one process per GPU (or on two CPU processes), started by torchrun."""
+"""Minimal training with one process per GPU (or on two CPU processes).
+
+torchrun --standalone --nproc-per-node 2 docs/examples/skeletons/02.py
+"""
 
 import os
 
@@ -9,25 +12,32 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def main() -> None:
-    """One process. torchrun has put its rank, its GPU and the meeting point into os.environ."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        torch.cuda.set_device(device)  # without it every process opens GPU 0 as well
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")  # waits for all
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    data = TensorDataset(torch.randn(64, 8), torch.randint(0, 2, (64,)))
-    sampler = DistributedSampler(data, seed=0)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2).to(device))
+    points = torch.randn(512, 8)
+    data = TensorDataset(points, (points.sum(1) > 0).long())
+    global_batch = 64  # of all processes together
+    sampler = DistributedSampler(data)  # shuffles, and gives each process a share
+    loader = DataLoader(data, batch_size=global_batch // world_size, sampler=sampler)
+    model = nn.Linear(8, 2).to(device)
+    ddp_model = nn.parallel.DistributedDataParallel(model)  # for training, model for the rest
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for epoch in range(3):
-        sampler.set_epoch(epoch)
-        for inputs, targets in DataLoader(data, batch_size=8, sampler=sampler):
-            loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
+        sampler.set_epoch(epoch)  # without it every epoch has the same order
+        for inputs, targets in loader:
+            loss = nn.functional.cross_entropy(ddp_model(inputs.to(device)), targets.to(device))
             optimizer.zero_grad()
-            loss.backward()  # the gradients are averaged over the ranks in here
+            loss.backward()  # the gradients are averaged over the processes in here
             optimizer.step()
-        print(f"rank {dist.get_rank()} epoch {epoch} loss {loss.item():.4f}")
+        if rank == 0:  # the loss is that of its own share
+            print(f"epoch {epoch}  loss of the last batch {loss.item():.4f}")
+    if rank == 0:  # one writer
+        torch.save(model.state_dict(), "skeleton.pt")
     dist.destroy_process_group()
 
 

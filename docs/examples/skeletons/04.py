@@ -1,4 +1,4 @@
-"""The least that trains in mixed precision: bf16, or fp16 with loss scaling if that is asked for.
+"""Minimal training in mixed precision: bf16, or fp16 with loss scaling if that is asked for.
 
 torchrun --standalone --nproc-per-node 2 docs/examples/skeletons/04.py [fp16]
 """
@@ -16,23 +16,31 @@ if torch.cuda.is_available():
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
 dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
 dtype = torch.float16 if "fp16" in sys.argv else torch.bfloat16
 scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)  # bf16 needs none
 torch.manual_seed(0)
-data = TensorDataset(torch.randn(64, 8), torch.randint(0, 2, (64,)))
-sampler = DistributedSampler(data, seed=0)
-model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2).to(device))
+points = torch.randn(512, 8)
+data = TensorDataset(points, (points.sum(1) > 0).long())
+global_batch = 64  # of all processes together
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=global_batch // world_size, sampler=sampler)
+model = nn.Linear(8, 2).to(device)
+ddp_model = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(3):
     sampler.set_epoch(epoch)
-    for inputs, targets in DataLoader(data, batch_size=8, sampler=sampler):
+    for inputs, targets in loader:
         with torch.autocast(device.type, dtype):  # forward and loss; backward does as they did
-            loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
+            loss = nn.functional.cross_entropy(ddp_model(inputs.to(device)), targets.to(device))
         optimizer.zero_grad()
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)  # before anything that looks at the gradients
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)  # no step, if a gradient has overflowed
+        scaler.step(optimizer)  # no step, if a gradient has overflowed on any rank
         scaler.update()
-    print(f"rank {dist.get_rank()} epoch {epoch} loss {loss.item():.4f} {scaler.state_dict()}")
+    if rank == 0:
+        print(f"epoch {epoch}  loss {loss.item():.4f}  {scaler.state_dict()}")
+if rank == 0:
+    torch.save(model.state_dict(), "skeleton.pt")
 dist.destroy_process_group()

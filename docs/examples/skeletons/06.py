@@ -1,4 +1,7 @@
-"""The least that trains on all tasks that srun has started: a GPU for each, or CPUs."""
+"""Minimal training on all tasks that srun has started: a GPU for each, or CPUs.
+
+srun -K --ntasks 2 python docs/examples/skeletons/06.py
+"""
 
 import os
 import subprocess
@@ -21,16 +24,23 @@ if gpus := torch.cuda.device_count():  # fewer than tasks, if each task is shown
     torch.cuda.set_device(device)
 dist.init_process_group(backend, rank=rank, world_size=world_size)
 torch.manual_seed(0)
-data = TensorDataset(torch.randn(64, 8), torch.randint(0, 2, (64,)))
-sampler = DistributedSampler(data, seed=0)
-model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2).to(device))
+points = torch.randn(512, 8)
+data = TensorDataset(points, (points.sum(1) > 0).long())
+global_batch = 64  # of all processes together
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=global_batch // world_size, sampler=sampler)
+model = nn.Linear(8, 2).to(device)
+ddp_model = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(3):
     sampler.set_epoch(epoch)
-    for inputs, targets in DataLoader(data, batch_size=8, sampler=sampler):
-        loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
+    for inputs, targets in loader:
+        loss = nn.functional.cross_entropy(ddp_model(inputs.to(device)), targets.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    print(f"rank {rank} of {world_size} epoch {epoch} loss {loss.item():.4f}")
+    if rank == 0:
+        print(f"epoch {epoch}  loss of the last batch {loss.item():.4f}")
+if rank == 0:
+    torch.save(model.state_dict(), "skeleton.pt")
 dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""The least that evaluates exactly, with any number of processes: start 1, 2 or 3 and compare.
+"""Minimal exact evaluation, with any number of processes: start 1, 2 or 3 and compare.
 
 torchrun --standalone --nproc-per-node 3 docs/examples/skeletons/07.py
 """
@@ -25,8 +25,8 @@ for buffer in model.buffers():  # BatchNorm's statistics: after training each ra
 share = range(rank, len(data), world_size)  # each image once: 335, 334 and 334 on three ranks
 totals = torch.zeros(3, dtype=torch.float64, device=device)  # loss sum, correct, images
 with torch.inference_mode():
-    for inputs, targets in DataLoader(data, batch_size=64, sampler=share):
-        logits, targets = model(inputs.to(device)), targets.to(device)
+    for inputs, targets in DataLoader(data, batch_size=64, sampler=share):  # 64 on each rank
+        logits, targets = model(inputs.to(device)).double(), targets.to(device)
         totals[0] += nn.functional.cross_entropy(logits, targets, reduction="sum")
         totals[1] += (logits.argmax(1) == targets).sum()
         totals[2] += len(targets)

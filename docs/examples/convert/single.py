@@ -1,0 +1,71 @@
+"""A training script for one GPU, as most people have one.
+
+python docs/examples/convert/single.py
+"""
+
+import argparse
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+
+def make_data(count: int, seed: int) -> Dataset:
+    """Stands for your data: points near ten centres, and the number of their centre."""
+    centres = torch.randn(10, 32, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.randint(10, (count,), generator=generator)
+    noise = torch.randn(count, 32, generator=generator)
+    return TensorDataset(centres[targets] + 2 * noise, targets)
+
+
+@torch.inference_mode()
+def evaluate(model: nn.Module, loader: DataLoader, device: torch.device) -> Tensor:
+    """How many are right, and how many there are."""
+    model.eval()
+    totals = torch.zeros(2, device=device)
+    for inputs, targets in loader:
+        inputs, targets = inputs.to(device), targets.to(device)
+        totals[0] += (model(inputs).argmax(1) == targets).sum()
+        totals[1] += len(targets)
+    return totals
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=48)
+    parser.add_argument("--save", default="model.pt")
+    args = parser.parse_args()
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    batch = args.batch_size
+
+    train_set, val_set = make_data(1000, seed=1), make_data(301, seed=2)
+    train_loader = DataLoader(train_set, batch, shuffle=True, drop_last=True)
+    val_loader = DataLoader(val_set, batch)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    best = 0.0
+
+    for epoch in range(args.epochs):
+        model.train()
+        for inputs, targets in train_loader:
+            inputs, targets = inputs.to(device), targets.to(device)
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+        totals = evaluate(model, val_loader, device)
+        right, count = totals.tolist()
+        print(f"epoch {epoch}: {right:.0f} of {count:.0f} right")
+        if right / count > best:
+            best = right / count
+            torch.save(model.state_dict(), args.save)
+
+
+if __name__ == "__main__":
+    main()
