@@ -521,6 +521,26 @@ def test_ema(crew: Crew) -> None:
     assert crew.run(ema_names)[0] == ["module.weight", "module.bias"]
 
 
+def evaluated(recipe: bool) -> Tensor:
+    """The running mean with which a rank evaluates, after two steps."""
+    rank, _ = joined()
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    ddp_model = DistributedDataParallel(model)
+    torch.manual_seed(rank)
+    for _ in range(2):
+        ddp_model(torch.randn(8, 4)).square().sum().backward()
+    if recipe:
+        recipes.same_buffers(model)
+    return model[1].running_mean.clone()
+
+
+def test_batchnorm(crew: Crew) -> None:
+    own, others = crew.run(evaluated, False, world_size=2)
+    assert not torch.equal(own, others)
+    for mean in crew.run(evaluated, True, world_size=2):
+        assert torch.equal(mean, own)
+
+
 def gan(how: str) -> tuple[str, int, Tensor]:
     """The text of an error, how often the discriminator was all-reduced, and all weights."""
     rank, world_size = joined()

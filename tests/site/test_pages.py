@@ -340,12 +340,12 @@ def test_readmes_match() -> None:
 
 
 def test_links_to_files_of_the_repository() -> None:
-    page = "[x](repo:LICENSE)\n\n```bash\ngit clone REPOSITORY_URL cookbook\n```"
+    page = "[x](https://repository/LICENSE)\n\n```bash\ngit clone REPOSITORY_URL cookbook\n```"
     html = render(page)
     assert f'href="{REPO}/blob/main/LICENSE"' in html and f"</span>{REPO}<span" in html
     assert 'href="./source/LICENSE.txt"' in render(page, "")
     with pytest.raises(SiteError, match="LICENCE: there is no such file"):
-        render("[x](repo:LICENCE)")
+        render("[x](https://repository/LICENCE)")
 
 
 def test_chapter_headings() -> None:

@@ -140,6 +140,12 @@ def make_ema(ddp_model: DistributedDataParallel) -> AveragedModel:
     return AveragedModel(ddp_model.module, multi_avg_fn=get_ema_multi_avg_fn(0.999))
 
 
+def same_buffers(model: nn.Module) -> None:
+    """Before evaluation: the running statistics of rank 0, whose model is saved."""
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
+
+
 def generator_loss(discriminator: DistributedDataParallel, fake: Tensor) -> Tensor:
     """The step of the generator needs no gradients of the discriminator: go round DDP."""
     return nn.functional.softplus(-discriminator.module(fake)).mean()
