@@ -200,8 +200,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "model.to(device)  # not", "model.to(device, memory_format=torch.channels_last)  # not"),
     ],
     f"{AMP}::test_resume_across_kinds": [
-        ("a loss scale of another kind", 1,
-         "if dynamic and self.dynamic:", 'if "loss_scaler0" in state:'),
+        ("a fixed loss scale, which is not saved", 1,
+         "dict(self.amp.state_dict()) if self.dynamic else None", "dict(self.amp.state_dict())"),
     ],
     f"{RESUME}::test_any_chapter_resumes_any_other[01_dataparallel-05_horovod]": [
         ("momentum that Horovod can send", 1,
