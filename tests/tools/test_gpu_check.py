@@ -1,0 +1,139 @@
+"""gpu_check.py on CPUs: what is broken is reported as broken, what hangs is ended, and a run that
+is cut off leaves whole files. (`make proof` runs all checks.)"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import gpu_check
+import pytest
+from harness import ROOT, run
+
+TOOL = ROOT / "tools/gpu_check.py"
+
+
+def results(out: Path) -> dict[str, dict]:
+    return {row["name"]: row for row in json.loads((out / "gpu.json").read_text())["checks"]}
+
+
+def a_check_that(what: str) -> tuple[str, str, object]:
+    def function(box: gpu_check.Box) -> str:
+        if what == "fails":
+            box.run([sys.executable, "-c", "raise ValueError('this is the error')"])
+        elif what == "hangs":
+            sleeper = "import subprocess; subprocess.run(['sleep', '600'])"
+            box.run([sys.executable, "-c", sleeper], seconds=1.5)
+        elif what == "breaks":
+            raise KeyError("loss")
+        elif what == "is not here":
+            raise gpu_check.NotHere("no GPU")
+        return "it is so"
+
+    return "machine", what, function
+
+
+def test_what_becomes_of_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails, one that hangs with a child, one that breaks: the others run all the same."""
+    kinds = ["works", "fails", "hangs", "breaks", "is not here", "works too"]
+    monkeypatch.setattr(gpu_check, "CHECKS", [a_check_that(kind) for kind in kinds])
+    argv = ["gpu_check.py", "--device", "cpu", "--machine", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main()
+    assert ended.value.code == 1
+    found = results(tmp_path / "out")
+    assert [row["status"] for row in found.values()] == [
+        "ok", "FAILED", "FAILED", "FAILED", "not here", "ok",
+    ]  # fmt: skip
+    assert "status 1, not 0: ValueError: this is the error" in found["fails"]["text"]
+    assert found["hangs"]["text"] == "no end in 1.5 s" and found["hangs"]["seconds"] < 20
+    assert "KeyError" in found["breaks"]["text"]
+    table = (tmp_path / "out/gpu.md").read_text()
+    assert all(f"| machine | {kind} |" in table for kind in kinds)
+
+
+def test_minutes_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that takes all of its time leaves the next one its own; what is left is listed."""
+
+    def slow(box: gpu_check.Box) -> str:
+        return box.run(["sleep", "600"])
+
+    names = [("machine", "slow", slow), ("machine", "late", slow), ("speed", "quick", str)]
+    monkeypatch.setattr(gpu_check, "CHECKS", names)
+    minutes = ["--minutes", "0.15", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--device", "cpu", *minutes])
+    with pytest.raises(SystemExit):
+        gpu_check.main()
+    found = results(tmp_path / "out")
+    told = {name: (row["status"], row["text"][:15]) for name, row in found.items()}
+    assert told["slow"] == ("FAILED", "no minutes left")
+    assert told["late"] == ("not reached", "no minutes left")
+    assert told["quick"][0] == "ok"
+
+
+def test_a_cut_run_leaves_whole_files(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, TOOL, "--device", "cpu", "--machine", "--out", out],
+        stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline().startswith("ok          machine: GPUs, driver")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+    assert [*results(out)][:1] == ["GPUs, driver and torch"]
+    assert not list(out.glob("*.tmp"))
+
+
+# A fault for each group, and the check that must see it: file, what is there, what comes instead.
+PLANTED = {
+    "04_apex --amp-dtype fp32": (
+        "chapters", "04_apex/main.py", 'if "RANK" not in os.environ', "if True"),
+    "waits in an ordinary step": (
+        "exactness", "02_distributed/main.py", "log.step += 1", "log.step += 1; loss.item()"),
+    "memory over many all-reduces": (
+        "exactness", "02_distributed/main.py", "    return tensor\n",
+        "    HELD.append(torch.ones(20_000))\n    return tensor\n"),
+    "two ranks on one device, over gloo": (
+        "exactness", "02_distributed/main.py", "    model.train()\n", "    time.sleep(1e6)\n"),
+    "02's loop against a bare one": (
+        "speed", "01_dataparallel/main.py", "        loss.backward()", "        raise OSError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, file, old, new = PLANTED[name]
+    for folder in ("tools", *(path.name for path in ROOT.glob("0[1-7]_*"))):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    text = (tmp_path / file).read_text()
+    assert text.count(old) >= 1
+    text = text.replace("maxlen=200", "maxlen=None") if "HELD" in new else text
+    (tmp_path / file).write_text(text.replace(old, new))
+    only = (
+        f"import gpu_check as g; g.CHECKS[:] = [c for c in g.CHECKS if c[1] == {name!r}]; g.main()"
+    )
+    minutes = 0.3 if "sleep" in new else 1.5
+    argv = ["--device", "cpu", "--only", group, "--minutes", minutes, "--out", tmp_path / "out"]
+    result = run(
+        [sys.executable, "-c", f"import gpu_check as g; {only}", *argv], tmp_path / "tools", 200
+    )
+    assert result.returncode == 1, result.output
+    assert results(tmp_path / "out")[name]["status"] == "FAILED", result.output
+
+
+@pytest.mark.proof
+def test_all_checks_on_cpus(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = run(
+        [sys.executable, TOOL, "--device", "cpu", "--minutes", "20", "--out", out], tmp_path, 1300
+    )
+    assert result.returncode == 0, result.output
+    assert {row["status"] for row in results(out).values()} == {"ok", "not here"}

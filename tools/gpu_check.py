@@ -1,0 +1,443 @@
+"""Does everything work on this GPU box, and how fast? Offline, with the torch that is there.
+
+    python tools/gpu_check.py                            # all of it, in 9 minutes
+    python tools/gpu_check.py --machine                  # the machine alone: first on a new box
+    python tools/gpu_check.py --only speed --minutes 5   # one group
+    python tools/gpu_check.py --device cpu --minutes 2   # the same code on CPUs, small
+
+Prints a line for each check (ok, FAILED, not here: why) and writes gpu.json and gpu.md into --out
+after each of them, so a run that is cut off has kept what it found. Ends with status 1 if a check
+failed. Minutes are shared out by group: a slow group takes nothing from those after it.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tools/benchmark"))
+from processes import end_all  # noqa: E402
+
+PROBES, BENCHMARK = ROOT / "tools/gpu_probes.py", ROOT / "tools/benchmark/benchmark.py"
+SHARES = {"machine": 1, "chapters": 3, "exactness": 2, "speed": 3}  # of --minutes
+PYTHON = [sys.executable, "-u"]
+# What srun would set, for one task on one node.
+SLURM = dict.fromkeys(("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID"), "0")
+SLURM |= dict.fromkeys(("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"), "1")
+
+
+class NotHere(Exception):
+    """This machine has not what the check is about."""
+
+
+class Failed(Exception):
+    """What the check found wrong, in one line."""
+
+
+@dataclass
+class Result:
+    group: str
+    name: str
+    status: str = "not reached"  # or ok, FAILED, not here
+    text: str = "no minutes left"
+    seconds: float = 0.0
+    data: dict = field(default_factory=dict)
+    command: str = ""
+    output: str = ""  # the end of it, if the check failed
+
+
+def rows_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def torchrun(ranks: int) -> list:
+    return [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+
+
+class Box:
+    """What a check may use: programs that are bounded, a folder, how many GPUs there are."""
+
+    def __init__(self, device: str, folder: Path) -> None:
+        self.device, self.folder, self.deadline = device, folder, float("inf")
+        self.command, self.output, self.data = "", "", {}
+        self.gpus = len(self.probe("versions")["gpus"]) if device == "cuda" else 0
+        self.ranks = self.gpus or 2
+
+    def run(
+        self, words: list, seconds: float = 120, status: int = 0, env: dict | None = None,
+        when: Callable[[subprocess.Popen], None] = lambda process: None,
+    ) -> str:  # fmt: skip
+        """The output of a command, which must end with this status in so many seconds; nothing that
+        it has started outlives it. `when` is called again and again while it runs."""
+        words, mark = list(map(str, words)), uuid.uuid4().hex
+        self.command = shlex.join(words)
+        environment = os.environ | {"BENCHMARK_RUN": mark} | (env or {})
+        if self.device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        ends = min(time.monotonic() + seconds, self.deadline)
+        with tempfile.TemporaryFile("w+", errors="replace") as log:
+            process = subprocess.Popen(
+                words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                cwd=self.folder, env=environment, start_new_session=True,
+            )  # fmt: skip
+            try:
+                while process.poll() is None and time.monotonic() < ends:
+                    when(process)
+                    time.sleep(0.05)
+                late = process.poll() is None
+            finally:
+                end_all(mark, 0)
+                process.wait()
+                log.seek(0)
+                self.output = log.read()
+        if late:
+            raise Failed("no minutes left" if ends == self.deadline else f"no end in {seconds} s")
+        if process.returncode != status:
+            lines = [line for line in self.output.splitlines() if "rror" in line] or ["silent"]
+            raise Failed(f"status {process.returncode}, not {status}: {lines[-1].strip()[:200]}")
+        return self.output
+
+    def probe(self, name: str, *words: object, ranks: int = 0) -> dict:
+        """A function of gpu_probes.py in a process of its own, or in some by torchrun."""
+        launcher = torchrun(ranks) if ranks else PYTHON
+        self.run([*launcher, PROBES, name, self.device, *words])
+        return self.told()
+
+    def told(self) -> dict:
+        """The JSON that a probe has printed."""
+        return json.loads(re.findall(r"^PROBE (.*)$", self.output, re.MULTILINE)[-1])
+
+    def chapter(
+        self, chapter: str, *flags: object, out: str, ranks: int = 0, through: str = "",
+        status: int = 0, when: Callable[[subprocess.Popen], None] = lambda process: None,
+    ) -> list[dict]:  # fmt: skip
+        """Start a chapter as its page says, or through a probe; the rows of its log."""
+        ranks, number = ranks or self.ranks, chapter[:2]
+        main = [ROOT / chapter / "main.py"]
+        if through:
+            main = [PROBES, through, self.device, *main]
+        horovodrun = Path(sys.executable).with_name("horovodrun")
+        hosts = ["-np", ranks, "-H", f"localhost:{ranks}", "--gloo"]
+        launcher = {"01": PYTHON, "03": PYTHON, "05": [horovodrun, *hosts, *PYTHON], "06": PYTHON}
+        own = {"03": ["--nprocs", ranks], "06": ["--procs-per-task", ranks]}.get(number, [])
+        if number == "05" and not horovodrun.is_file():
+            raise NotHere("Horovod is not installed: bash 05_horovod/install.sh")
+
+        cpu = self.device == "cpu"
+        sizes = ["--arch", "shufflenet_v2_x0_5" if cpu else "resnet18", "--workers", 2]
+        sizes += ["--synthetic", 64 if cpu else 640, "--image-size", 32 if cpu else 64]
+        sizes += ["--batch-size", (8 if cpu else 32) * ranks, "--epochs", 1, "--print-freq", 1]
+        start = [*launcher.get(number, torchrun(ranks)), *main, *sizes, *own, "--output-dir", out]
+        env = SLURM | {"SLURM_JOB_ID": str(os.getpid())} if number == "06" else {}
+        self.run([*start, *flags], 150, status, env, when)
+        log = "evaluate.jsonl" if "--evaluate" in flags else "metrics.jsonl"
+        path = self.folder / out / log
+        return rows_of(path) if path.exists() else []
+
+
+CHECKS: list[tuple[str, str, Callable[[Box], str]]] = []
+
+
+def check(group: str, name: str) -> Callable:
+    def register(function: Callable[[Box], str]) -> Callable[[Box], str]:
+        CHECKS.append((group, name, function))
+        return function
+
+    return register
+
+
+# ---- machine ----
+@check("machine", "GPUs, driver and torch")
+def torch_and_gpus(box: Box) -> str:
+    box.data = found = box.probe("versions")
+    if box.device == "cpu":
+        return f"torch {found['torch']}, {found['cpus']} CPUs"
+    if not found["gpus"]:
+        raise Failed("torch sees no GPU: is the driver installed, and is this a build with CUDA?")
+    if not found["usable"]:
+        raise Failed("torch cannot use the GPUs that it counts: the driver is too old for it")
+    return "{torch}, CUDA {cuda}, nccl {nccl}, driver {driver}, {gpus}".format(**found)
+
+
+@check("machine", "limits")
+def limits(box: Box) -> str:
+    box.data = box.probe("limits")
+    if box.data["wrong"]:
+        raise Failed("; ".join(box.data["wrong"]))
+    return box.data["text"]
+
+
+@check("machine", "copies to the GPU")
+def copies(box: Box) -> str:
+    if box.device == "cpu":
+        raise NotHere("no GPU")
+    box.data = box.probe("copies")
+    return "{pinned:.1f} GB/s from pinned memory, {pageable:.1f} from pageable".format(**box.data)
+
+
+@check("machine", "peer access")
+def peers(box: Box) -> str:
+    if box.gpus < 2:
+        raise NotHere("one GPU or none")
+    box.data = box.probe("peers")
+    missing = box.data["without"]
+    return f"not between {missing}: through the CPU's memory" if missing else "between all GPUs"
+
+
+@check("machine", "all-reduce")
+def all_reduce(box: Box) -> str:
+    if box.gpus == 1:
+        raise NotHere("one GPU")
+    box.data = box.probe("all_reduce", ranks=box.ranks)
+    return ", ".join(f"{size}: {rate:.2f} GB/s" for size, rate in box.data.items())
+
+
+# ---- chapters ----
+def trains(chapter: str, *flags: object) -> Callable[[Box], str]:
+    def function(box: Box) -> str:
+        out = chapter + "".join(map(str, flags))
+        box.chapter(chapter, *flags, out=out)
+        rows = box.chapter(chapter, *flags, "--epochs", 2, "--resume", "auto", out=out)
+        more = ["--evaluate", "--resume", f"{out}/checkpoint.pt"]
+        evaluated = box.chapter(chapter, *flags, *more, out=out)
+        before, again = (
+            [row["acc1"] for row in log if row["event"] == "eval"][-1] for log in (rows, evaluated)
+        )
+        starts = [row for row in rows if row["event"] == "start"]
+        rate = [row["images_per_second"] for row in rows if row["event"] == "train"][-1]
+        box.data = {"acc1": before, "evaluated": again, "images_per_second": rate}
+        if [row["resumed_from_step"] for row in starts] != [0, starts[0]["steps_per_epoch"]]:
+            raise Failed("the second epoch did not resume the first")
+        if abs(again - before) > 1:  # the same weights; bf16 may sum in another order
+            raise Failed(f"the checkpoint evaluates to {again} %, and did to {before} %")
+        return f"trains, resumes, evaluates to {before:.1f} %"
+
+    return function
+
+
+KINDS = {"04_apex": [["--amp-dtype", kind] for kind in ("bf16", "fp16", "fp32")]}
+for _chapter in sorted(path.parent.name for path in ROOT.glob("0[1-7]_*/main.py")):
+    for _flags in KINDS.get(_chapter, [[]]):
+        check("chapters", " ".join([_chapter, *_flags]))(trains(_chapter, *_flags))
+
+
+@check("chapters", "01 on one GPU twice")
+def twice(box: Box) -> str:
+    if box.gpus != 1:
+        raise NotHere("for machines with one GPU")
+    return trains("01_dataparallel", "--gpus", "0,0")(box)
+
+
+@check("chapters", "04 with Apex")
+def apex(box: Box) -> str:
+    if box.device == "cpu" or not box.probe("apex")["here"]:
+        raise NotHere("no apex.amp, or no GPU")
+    for level in ("O1", "O2"):
+        flags = ["--impl", "apex", "--opt-level", level]
+        rows = box.chapter("04_apex", *flags, out=f"apex{level}")
+        box.data[level] = [row["loss"] for row in rows if row["event"] == "train"][-1]
+    rows = box.chapter("04_apex", out="native")
+    box.data["native"] = [row["loss"] for row in rows if row["event"] == "train"][-1]
+    if max(box.data.values()) > 1.3 * min(box.data.values()):
+        raise Failed(f"the last losses differ: {box.data}")
+    return f"last losses {box.data}"
+
+
+# ---- exactness ----
+@check("exactness", "waits in an ordinary step")
+def waits(box: Box) -> str:
+    box.chapter("02_distributed", "--print-freq", 1000, out="waits", through="waits")
+    box.data = box.told()
+    if box.data["waits"]:
+        raise Failed(box.data["waits"][0])
+    return "none"
+
+
+@check("exactness", "memory over many all-reduces")
+def memory(box: Box) -> str:
+    box.data = box.probe("memory", ranks=box.ranks)
+    if box.data["grown_mib"] > 8:
+        raise Failed("grew by {grown_mib} MiB in {count}".format(**box.data))
+    return f"flat over {box.data['count']}"
+
+
+@check("exactness", "resume bit for bit")
+def resume(box: Box) -> str:
+    flags = ["--epochs", 2, "--warmup-epochs", 0]
+    for out, more in (("whole", []), ("parts", ["--resume", "whole/after1.pt"])):
+        box.chapter("02_distributed", *flags, *more, out=out, through="deterministic")
+    box.data = box.probe("difference", "whole/checkpoint.pt", "parts/checkpoint.pt")
+    if box.data["largest"] != 0:
+        raise Failed(f"weights differ by up to {box.data['largest']:.2g}")
+    return "equal to the uninterrupted run, with deterministic algorithms"
+
+
+@check("exactness", "fp16 that overflows at first")
+def overflow(box: Box) -> str:
+    flags = ["--amp-dtype", "fp16", "--loss-scale", 1e12, "--epochs", 6]
+    rows = [r for r in box.chapter("04_apex", *flags, out="overflow") if r["event"] == "train"]
+    scales, losses = [row["loss_scale"] for row in rows], [row["loss"] for row in rows]
+    box.data = {"scales": scales, "losses": losses}
+    if scales[-1] >= 1e12 or min(losses[-3:]) >= losses[0]:
+        raise Failed(f"scale {scales[0]:.1g} to {scales[-1]:.1g}, loss {losses[0]} to {losses[-1]}")
+    return f"the scale falls to {scales[-1]:.1g}, and it learns"
+
+
+@check("exactness", "one process too many")
+def too_many(box: Box) -> str:
+    if box.device == "cpu":
+        raise NotHere("no GPU")
+    box.chapter("03_multiprocessing", out="many", ranks=box.gpus + 1, status=1)
+    if "more processes than GPUs" not in box.output:
+        raise Failed("refused, but not by the line that says so")
+    return "refused in one line"
+
+
+@check("exactness", "06 stops on SIGUSR1 and goes on")
+def stops(box: Box) -> str:
+    log, sent = box.folder / "stop/metrics.jsonl", []
+
+    def ask(process: subprocess.Popen) -> None:
+        if not sent and log.exists() and '"train"' in log.read_text():
+            with suppress(ProcessLookupError):
+                sent.append(os.killpg(process.pid, signal.SIGUSR1))
+
+    flags = ["--synthetic", 4000, "--epochs", 1]
+    box.chapter("06_slurm", *flags, out="stop", status=75, when=ask)
+    rows = box.chapter("06_slurm", *flags, "--resume", "auto", out="stop")
+    start = [row for row in rows if row["event"] == "start"][-1]
+    box.data = {"step": start["resumed_from_step"], "steps": start["steps_per_epoch"]}
+    if not 0 < box.data["step"] < box.data["steps"]:
+        raise Failed("it did not stop inside the epoch")
+    return "stopped after step {step} of {steps}, went on".format(**box.data)
+
+
+@check("exactness", "07 at two batch sizes")
+def evaluation(box: Box) -> str:
+    box.chapter("07_dist_eval", "--synthetic", 1300, out="exact")
+    for kind in ([], ["--bf16"]):
+        for size in (8 * box.ranks, 64 * box.ranks):
+            flags = ["--synthetic", 1300, "--evaluate", "--resume", "exact/checkpoint.pt", *kind]
+            rows = box.chapter("07_dist_eval", *flags, "--batch-size", size, out="exact")
+            acc1 = [row["acc1"] for row in rows if row["event"] == "eval"][-1]
+            box.data[f"{'bf16' if kind else 'fp32'} {size}"] = acc1
+    one, two, low, high = box.data.values()
+    if one != two:
+        raise Failed(f"fp32 evaluates to {one} and {two} %")
+    return f"fp32 equal, bf16 {abs(low - high):.2g} % apart"
+
+
+@check("exactness", "two ranks on one device, over gloo")
+def shared_device(box: Box) -> str:
+    rows = box.chapter("02_distributed", out="gloo", ranks=2, through="over_gloo")
+    return f"{[row['images'] for row in rows if row['event'] == 'eval'][-1]} images evaluated"
+
+
+# ---- speed ----
+def measured(part: str) -> Callable[[Box], str]:
+    def function(box: Box) -> str:
+        out, cpu = box.folder / part, box.device == "cpu"
+        words = ["--steps", 2, "--image-size", 32, "--batch-size-per-rank", 8, "--arch", "resnet18"]
+        words = words if cpu else ["--steps", 20]
+        if part == "train":
+            words += [
+                "--variants",
+                "reference,02" if cpu else "reference,02,02 bf16,02 bf16 compile",
+            ]
+        words += ["--rounds", 2, "--processes", box.ranks, "--out", out]
+        box.run([*PYTHON, BENCHMARK, f"--{part}", *words], 400)
+        box.data = json.loads((out / "benchmark.json").read_text())
+        table = [line.strip("| ") for line in box.output.splitlines() if line.startswith("| ")]
+        return "; ".join(table[2:])
+
+    return function
+
+
+check("speed", "02 against a plain DDP script")(measured("train"))
+check("speed", "02's loop against a bare one")(measured("loop"))
+check("speed", "JPEG images a second")(measured("input"))
+
+
+# ---- the run ----
+def write(out: Path, head: dict, results: list[Result]) -> None:
+    """Whole files at any time: they are renamed into place."""
+    lines = [", ".join(f"{name} {value}" for name, value in head.items()), ""]
+    lines += ["| group | check | | |", "| --- | --- | --- | --- |"]
+    lines += [f"| {r.group} | {r.name} | {r.status} | {r.text} |" for r in results]
+    data = json.dumps(head | {"checks": [asdict(result) for result in results]}, indent=1)
+    for name, text in (("gpu.json", data), ("gpu.md", "\n".join(lines))):
+        (out / f"{name}.tmp").write_text(text + "\n")
+        os.replace(out / f"{name}.tmp", out / name)
+
+
+def perform(box: Box, result: Result, function: Callable[[Box], str]) -> None:
+    start = time.monotonic()
+    box.command, box.output, box.data = "", "", {}
+    try:
+        result.status, result.text = "ok", function(box)
+    except NotHere as why:
+        result.status, result.text = "not here", str(why)
+    except Exception as error:  # Failed, or a log that is not as it should be
+        kind = "" if isinstance(error, Failed) else f"{type(error).__name__}: "
+        result.status, result.text = "FAILED", f"{kind}{error}"
+        result.output = box.output[-4000:]
+    result.seconds = round(time.monotonic() - start, 1)
+    result.data, result.command = box.data, box.command
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    add = parser.add_argument
+    add("--minutes", type=float, default=9, help="for all groups together (9)")
+    add("--only", choices=SHARES, help="one group")
+    add("--machine", dest="only", action="store_const", const="machine", help="--only machine")
+    add("--device", choices=["cuda", "cpu"], default="cuda", help="(cuda)")
+    dated = Path("runs", time.strftime("gpu-check-%Y%m%d-%H%M%S"))
+    add("--out", type=Path, default=dated, help="for the results; else runs/gpu-check-DATE")
+    args = parser.parse_args()
+    if (args.out / "gpu.json").exists():
+        parser.error(f"--out {args.out} holds a gpu.json: name another folder")
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    groups = [args.only] if args.only else list(SHARES)
+    args.out.mkdir(parents=True, exist_ok=True)
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    command = shlex.join(["python", "tools/gpu_check.py", *sys.argv[1:]])
+    head = {"date": date, "python": platform.python_version(), "command": command}
+    results, start, given = [], time.monotonic(), 0.0
+    with tempfile.TemporaryDirectory(prefix="g-") as folder:
+        box = Box(args.device, Path(folder))
+        for group in groups:
+            given += 60 * args.minutes * SHARES[group] / sum(SHARES[name] for name in groups)
+            box.deadline = start + given  # what earlier groups have left over is this one's too
+            for _, name, function in [row for row in CHECKS if row[0] == group]:
+                result = Result(group, name)
+                if time.monotonic() < box.deadline:
+                    perform(box, result, function)
+                results.append(result)
+                write(args.out, head, results)
+                print(f"{result.status:<11} {group}: {name}: {result.text}", flush=True)
+    failed = sum(result.status == "FAILED" for result in results)
+    print(f"{failed} of {len(results)} failed; all of it is in {args.out}/")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()

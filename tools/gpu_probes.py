@@ -1,0 +1,228 @@
+"""What gpu_check.py looks at in processes of their own: gpu_probes.py NAME cuda|cpu [WORD ...]
+
+Each prints a line `PROBE {json}`. Those that take a chapter's main.py and its words run it with
+something changed.
+"""
+
+import ast
+import importlib.util
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def tell(**data: object) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print("PROBE " + json.dumps(data), flush=True)
+
+
+def load(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("chapter", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["chapter"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def join(device: str) -> torch.device:
+    """As chapter 02 does it."""
+    place = torch.device("cpu")
+    if device == "cuda":
+        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(place)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    return place
+
+
+def versions(device: str) -> None:
+    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
+    driver = None
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.strip()
+    tell(torch=torch.__version__, cuda=torch.version.cuda, nccl=nccl, gpus=gpus, driver=driver,
+         usable=torch.cuda.is_available(), cpus=len(os.sched_getaffinity(0)))  # fmt: skip
+
+
+def limits(device: str) -> None:
+    """What containers and new machines often have too little of."""
+    wrong = []
+    shm = shutil.disk_usage("/dev/shm").free / 2**30
+    if shm < 1:
+        wrong.append(f"{shm:.2f} GiB free in /dev/shm, by which loader workers hand over batches: "
+                     "start the container with --shm-size=16g or --ipc=host")  # fmt: skip
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < 4096:
+        wrong.append(f"{files} open files at most: type `ulimit -n 65536`")
+    name, address = socket.gethostname(), None
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        wrong.append(f"the host name {name} has no address: add it to /etc/hosts, or "
+                     "export GLOO_SOCKET_IFNAME=lo if all ranks are here")  # fmt: skip
+    chosen = {key: os.environ[key] for key in os.environ if key.endswith("SOCKET_IFNAME")}
+    text = f"{shm:.1f} GiB free in /dev/shm, {files} open files, {name} is {address}"
+    tell(wrong=wrong, text=text, interfaces=chosen)
+
+
+def apex(device: str) -> None:
+    here = importlib.util.find_spec("apex") and importlib.util.find_spec("apex.amp")
+    tell(here=bool(here))
+
+
+def copies(device: str) -> None:
+    """GB/s from the CPU to the GPU."""
+    rates = {}
+    for name in ("pageable", "pinned"):
+        images = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=name == "pinned")
+        for _ in range(2):  # the first one warms up
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(4):
+                images.to(device, non_blocking=True)
+            torch.cuda.synchronize()
+            rates[name] = 4 * images.numel() / (time.perf_counter() - start) / 1e9
+    tell(**rates)
+
+
+def peers(device: str) -> None:
+    count = torch.cuda.device_count()
+    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
+    tell(without=[pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)])
+
+
+def all_reduce(device: str) -> None:
+    """Bus bandwidth as nccl-tests count it: 2 (N - 1) / N times the bytes."""
+    place, found = join(device), {}
+    sizes = {"1 MiB": 1 << 20, "64 MiB": 1 << 26, "512 MiB": 1 << 29}
+    for name, size in list(sizes.items())[: 3 if device == "cuda" else 1]:
+        tensor = torch.ones(size // 4, device=place)
+        for _ in range(2):
+            wait(device)
+            start = time.perf_counter()
+            for _ in range(5):
+                dist.all_reduce(tensor)
+            wait(device)
+            seconds = (time.perf_counter() - start) / 5
+        ranks = dist.get_world_size()
+        found[name] = 2 * (ranks - 1) / ranks * size / seconds / 1e9
+    tell(**found)
+    dist.destroy_process_group()
+
+
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    dist.barrier()
+
+
+def memory(device: str) -> None:
+    """What many of 02's reductions leave behind, in MiB."""
+    place, chapter = join(device), load(str(ROOT / "02_distributed/main.py"))
+    count, used = (20_000 if device == "cuda" else 3_000), []
+    for step in range(count):
+        chapter.all_reduce_sum(torch.ones(3, device=place))
+        if step in (count // 5, count - 1):
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            own = torch.cuda.memory_allocated() if device == "cuda" else 0
+            used.append(own + (0 if device == "cuda" else pages * os.sysconf("SC_PAGE_SIZE")))
+    chapter.cleanup()
+    tell(count=count, grown_mib=(used[1] - used[0]) >> 20)
+
+
+def difference(device: str, one: str, other: str) -> None:
+    models = [torch.load(p, map_location="cpu", weights_only=True)["model"] for p in (one, other)]
+    tell(largest=max((models[0][k].double() - models[1][k].double()).abs().max().item()
+                     for k in models[0]))  # fmt: skip
+
+
+def ordinary_lines(path: str) -> set[int]:
+    """The lines of the training loop, without the branch that writes a log line."""
+    tree = ast.parse(Path(path).read_text())
+    (train,) = [n for n in tree.body if getattr(n, "name", "") == "train_one_epoch"]
+    (loop,) = [n for n in train.body if isinstance(n, ast.For)]
+    nodes = [n for n in loop.body if not isinstance(n, ast.If)]
+    return {line for n in nodes for line in range(n.lineno, n.end_lineno + 1)}
+
+
+def waits(device: str, path: str, *words: str) -> None:
+    """Run a chapter, and tell where an ordinary step of training waits for the device."""
+    lines, found = ordinary_lines(path), set()
+
+    def note(what: object) -> None:
+        for frame in traceback.extract_stack():
+            if frame.filename == path and frame.lineno in lines:
+                found.add(f"line {frame.lineno}: {frame.line} ({str(what).splitlines()[0][:80]})")
+
+    class Reads(TorchDispatchMode):  # on a CPU, where nothing waits: what would
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten._local_scalar_dense.default:
+                note(func)
+            return func(*args, **(kwargs or {}))
+
+    chapter = load(path)
+    if device == "cpu":
+        with Reads():
+            chapter.main(list(words))
+    else:
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_, **__: note(message)
+        own = chapter.train_one_epoch
+
+        def watched(*args: object) -> object:
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                return own(*args)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        chapter.train_one_epoch = watched
+        chapter.main(list(words))
+    tell(waits=sorted(found))
+
+
+def deterministic(device: str, path: str, *words: str) -> None:
+    """Run a chapter so that equal input gives equal bits; keep the first epoch's checkpoint."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    chapter = load(path)
+    own = chapter.save_checkpoint
+
+    def save(folder: Path, state: dict, is_best: bool) -> None:
+        own(folder, state, is_best)
+        if state["epoch"] == 1:
+            shutil.copy(folder / "checkpoint.pt", folder / "after1.pt")
+
+    chapter.save_checkpoint = save
+    chapter.main(list(words))
+
+
+def over_gloo(device: str, path: str, *words: str) -> None:
+    """Run a chapter with all ranks on the first GPU; nccl wants one for each, gloo does not."""
+    chapter = load(path)
+    chapter.pick_device = lambda local_rank: (
+        torch.device(device, 0) if device == "cuda" else torch.device("cpu")
+    )
+    own = dist.init_process_group
+    dist.init_process_group = lambda backend, timeout, device_id: own("gloo", timeout=timeout)
+    chapter.main(list(words))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
