@@ -30,7 +30,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tools/benchmark"))
-from processes import end_all  # noqa: E402
+from processes import end_all, end_on_signals  # noqa: E402
 
 PROBES, BENCHMARK = ROOT / "tools/gpu_probes.py", ROOT / "tools/benchmark/benchmark.py"
 SHARES = {"machine": 1, "chapters": 3, "exactness": 2, "speed": 3}  # of --minutes
@@ -105,7 +105,8 @@ class Box:
                 log.seek(0)
                 self.output = log.read()
         if late:
-            raise Failed("no minutes left" if ends == self.deadline else f"no end in {seconds} s")
+            used_up = "the group's --minutes are used up, or it hangs"
+            raise Failed(used_up if ends == self.deadline else f"no end in {seconds} s")
         if process.returncode != status:
             lines = [line for line in self.output.splitlines() if "rror" in line] or ["silent"]
             raise Failed(f"status {process.returncode}, not {status}: {lines[-1].strip()[:200]}")
@@ -377,7 +378,8 @@ def write(out: Path, head: dict, results: list[Result]) -> None:
     """Whole files at any time: they are renamed into place."""
     lines = [", ".join(f"{name} {value}" for name, value in head.items()), ""]
     lines += ["| group | check | | |", "| --- | --- | --- | --- |"]
-    lines += [f"| {r.group} | {r.name} | {r.status} | {r.text} |" for r in results]
+    for r in results:
+        lines.append(f"| {r.group} | {r.name} | {r.status} | {r.text.replace('|', ',')} |")
     data = json.dumps(head | {"checks": [asdict(result) for result in results]}, indent=1)
     for name, text in (("gpu.json", data), ("gpu.md", "\n".join(lines))):
         (out / f"{name}.tmp").write_text(text + "\n")
@@ -423,7 +425,12 @@ def main() -> None:
     head = {"date": date, "python": platform.python_version(), "command": command}
     results, start, given = [], time.monotonic(), 0.0
     with tempfile.TemporaryDirectory(prefix="g-") as folder:
-        box = Box(args.device, Path(folder))
+        try:
+            box = Box(args.device, Path(folder))
+        except Failed as why:
+            sys.exit(f"gpu_check: error: torch does not start: {why}")
+        if args.device == "cuda" and not box.gpus and groups != ["machine"]:
+            sys.exit("gpu_check: error: torch sees no GPU: try --machine, or --device cpu")
         for group in groups:
             given += 60 * args.minutes * SHARES[group] / sum(SHARES[name] for name in groups)
             box.deadline = start + given  # what earlier groups have left over is this one's too
@@ -440,4 +447,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_on_signals()
     main()

@@ -50,7 +50,9 @@ def join(device: str) -> torch.device:
 
 
 def versions(device: str) -> None:
-    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    gpus = [f"GPU {n}" for n in range(torch.cuda.device_count())]
+    if torch.cuda.is_available():  # otherwise asking for their names would raise
+        gpus = [torch.cuda.get_device_name(n) for n in range(len(gpus))]
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
     driver = None
     if shutil.which("nvidia-smi"):

@@ -3,7 +3,9 @@ steps is missed when it is left out, and each recipe works, and is needed, on tw
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import copy
 import io
 import os
 import random
@@ -11,6 +13,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import IO, Any
 from unittest import mock
@@ -170,6 +173,12 @@ def test_forgotten_step(crew: Crew, step: str, tmp_path: Path) -> None:
 def test_steps_are_numbered() -> None:
     """Each line of multi.py that single.py lacks stands in a group with the number of its step;
     and the pages have a paragraph for each."""
+    old, new = (text.splitlines() for text in (SINGLE, MULTI))
+    matcher = SequenceMatcher(lambda line: not line.strip(), old, new, autojunk=False)
+    for tag, _, _, first, last in matcher.get_opcodes():
+        added = "\n".join(new[first:last])
+        if tag != "equal" and "import" not in added and first > 3:
+            assert "# step " in added or not added.strip(), added
     numbers = sorted(set(re.findall(r"# step (\d)", MULTI)))
     assert numbers == list("12345678")
     assert {step[0] for step in FORGOTTEN} == set(numbers)
@@ -495,19 +504,20 @@ def test_metrics_that_are_no_sums(crew: Crew) -> None:
 
 
 def ema(recipe: bool) -> tuple[list[str], Tensor]:
+    """Names and weights of an average; by hand: of a copy from before DDP."""
     rank, _ = joined()
     torch.manual_seed(rank)  # the weights differ until DDP has sent those of rank 0
     model = nn.Linear(4, 4)
-    early = AveragedModel(model)
+    early = copy.deepcopy(model)
     ddp_model = DistributedDataParallel(model)
-    average = recipes.make_ema(ddp_model) if recipe else early
-    optimizer = SGD(model.parameters(), lr=0.1)
+    average = recipes.make_ema(ddp_model)
     for _ in range(2):
-        optimizer.zero_grad()
-        ddp_model(torch.randn(3, 4)).square().sum().backward()
-        optimizer.step()
-        average.update_parameters(model if recipe else ddp_model.module)
-    return list(average.module.state_dict()), flat(average.module)
+        with torch.no_grad():
+            for mean, weight in zip(early.parameters(), model.parameters(), strict=True):
+                mean.lerp_(weight, 0.1)
+        average.update_parameters(model)
+    chosen = average.module if recipe else early
+    return list(chosen.state_dict()), flat(chosen)
 
 
 def ema_names() -> list[str]:
@@ -518,6 +528,8 @@ def ema_names() -> list[str]:
 def test_ema(crew: Crew) -> None:
     (names, first), (_, second) = crew.run(ema, True, world_size=2)
     assert names == ["weight", "bias"] and torch.equal(first, second)
+    (_, first), (_, second) = crew.run(ema, False, world_size=2)
+    assert not torch.equal(first, second)
     assert crew.run(ema_names)[0] == ["module.weight", "module.bias"]
 
 
@@ -682,8 +694,13 @@ def test_checkpoint(crew: Crew, tmp_path: Path) -> None:
 
 def test_recipes_are_short() -> None:
     """At most 15 lines each on a page, without the blank ones; and both pages show all of them."""
-    names = re.findall(r"^(?:def|class) (\w+)", (EXAMPLES / "recipes.py").read_text(), re.M)
+    text = (EXAMPLES / "recipes.py").read_text()
+    found = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    names = [node.name for node in found]
     assert len(names) > 15
+    for node in found:
+        lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
+        assert len([line for line in lines if line.strip()]) <= 15, node.name
     for language in ("en", "zh"):
         page = (ROOT / f"docs/{language}/convert.md").read_text()
         shown = re.findall(r"^@code docs/examples/convert/recipes.py (\w+)", page, re.M)

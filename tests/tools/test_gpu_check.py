@@ -72,7 +72,7 @@ def test_minutes_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         gpu_check.main()
     found = results(tmp_path / "out")
     told = {name: (row["status"], row["text"][:15]) for name, row in found.items()}
-    assert told["slow"] == ("FAILED", "no minutes left")
+    assert told["slow"] == ("FAILED", "the group's --m")
     assert told["late"] == ("not reached", "no minutes left")
     assert told["quick"][0] == "ok"
 
@@ -90,6 +90,16 @@ def test_a_cut_run_leaves_whole_files(tmp_path: Path) -> None:
         process.wait(30)
     assert [*results(out)][:1] == ["GPUs, driver and torch"]
     assert not list(out.glob("*.tmp"))
+
+
+def test_no_gpu(tmp_path: Path) -> None:
+    """It does not go on with CPUs by itself; only the machine's group says what is missing."""
+    command, hidden = [sys.executable, TOOL, "--out"], {"CUDA_VISIBLE_DEVICES": ""}
+    result = run([*command, tmp_path / "all"], tmp_path, 60, hidden)
+    assert result.returncode == 1 and "Traceback" not in result.output
+    assert "error: torch sees no GPU: try --machine, or --device cpu" in result.stderr
+    result = run([*command, tmp_path / "one", "--machine"], tmp_path, 100, hidden)
+    assert "FAILED      machine: GPUs, driver and torch: torch sees no GPU" in result.stdout
 
 
 # A fault for each group, and the check that must see it: file, what is there, what comes instead.

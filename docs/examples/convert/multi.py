@@ -66,7 +66,7 @@ def main() -> None:
         model.train()
         for inputs, targets in train_loader:
             inputs, targets = inputs.to(device), targets.to(device)
-            loss = nn.functional.cross_entropy(ddp_model(inputs), targets)
+            loss = nn.functional.cross_entropy(ddp_model(inputs), targets)  # step 4
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
