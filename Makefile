@@ -7,12 +7,15 @@ XDIST := $(shell command -v nvidia-smi >/dev/null || printf '%s' "-n $$(($$(npro
 RUN := $(VENV)/bin/python
 MERMAID := docs/assets/javascripts/mermaid.min.js
 
-.PHONY: help demo test smoke smoke-oldest proof faults bench lint site site-zensical serve clean
+.PHONY: help demo gpu test smoke smoke-oldest proof faults bench lint site site-zensical serve clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(VENV)/ready  ## train chapter 02 on two processes (or all GPUs) and draw the curve
 	$(RUN) tools/demo.py
+
+gpu:  ## ten minutes on a GPU box: does everything work there, how fast? Installs nothing
+	$(if $(wildcard $(RUN)),$(RUN),$(PYTHON)) tools/gpu_check.py $(ARGS)
 
 test: $(VENV)/ready $(VENV)/ready-for-tests $(MERMAID) lint  ## every promise once: minutes
 	$(RUN) -m pytest -m "not proof" $(XDIST) $(ARGS)

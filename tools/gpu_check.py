@@ -84,7 +84,7 @@ class Box:
         """The output of a command, which must end with this status in so many seconds; nothing that
         it has started outlives it. `when` is called again and again while it runs."""
         words, mark = list(map(str, words)), uuid.uuid4().hex
-        self.command = shlex.join(words)
+        self.command = shlex.join(words).replace(sys.executable, "python").replace(f"{ROOT}/", "")
         environment = os.environ | {"BENCHMARK_RUN": mark} | (env or {})
         if self.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -349,28 +349,42 @@ def shared_device(box: Box) -> str:
 
 
 # ---- speed ----
-def measured(part: str) -> Callable[[Box], str]:
-    def function(box: Box) -> str:
-        out, cpu = box.folder / part, box.device == "cpu"
-        words = ["--steps", 2, "--image-size", 32, "--batch-size-per-rank", 8, "--arch", "resnet18"]
-        words = words if cpu else ["--steps", 20]
-        if part == "train":
-            words += [
-                "--variants",
-                "reference,02" if cpu else "reference,02,02 bf16,02 bf16 compile",
-            ]
-        words += ["--rounds", 2, "--processes", box.ranks, "--out", out]
-        box.run([*PYTHON, BENCHMARK, f"--{part}", *words], 400)
-        box.data = json.loads((out / "benchmark.json").read_text())
-        table = [line.strip("| ") for line in box.output.splitlines() if line.startswith("| ")]
-        return "; ".join(table[2:])
-
-    return function
+def benchmark(box: Box, part: str, ranks: int, *words: object) -> list[str]:
+    """The rows of the first table that the benchmark prints; its figures go to box.data."""
+    out = box.folder / f"{part}-{ranks}"
+    small = ["--steps", 2, "--image-size", 32, "--batch-size-per-rank", 8, "--arch", "resnet18"]
+    words = [*words, *(small if box.device == "cpu" else ["--steps", 20]), "--processes", ranks]
+    box.run([*PYTHON, BENCHMARK, f"--{part}", "--rounds", 2, *words, "--out", out], 400)
+    box.data[ranks] = json.loads((out / "benchmark.json").read_text())
+    table = [line.strip("| ") for line in box.output.splitlines() if line.startswith("| ")]
+    return table[2:]
 
 
-check("speed", "02 against a plain DDP script")(measured("train"))
-check("speed", "02's loop against a bare one")(measured("loop"))
-check("speed", "JPEG images a second")(measured("input"))
+@check("speed", "02 against a plain DDP script")
+def training(box: Box) -> str:
+    kinds = ["reference", "02", "02 bf16", "02 compile", "02 bf16 compile", "04 fp16"]
+    variants = ",".join(kinds[:2] if box.device == "cpu" else kinds)
+    return "; ".join(benchmark(box, "train", box.ranks, "--variants", variants))
+
+
+@check("speed", "02's loop against a bare one")
+def loop(box: Box) -> str:
+    return "; ".join(benchmark(box, "loop", box.ranks))
+
+
+@check("speed", "JPEG images a second, one core")
+def jpegs(box: Box) -> str:
+    return "; ".join(benchmark(box, "input", box.ranks))
+
+
+@check("speed", "from one rank to all")
+def scaling(box: Box) -> str:
+    if box.gpus == 1:
+        raise NotHere("one GPU")
+    for ranks in sorted({1, 2, box.ranks // 2, box.ranks}):
+        benchmark(box, "train", ranks, "--variants", "02 bf16")
+    rates = {n: found["summary"]["variants"]["02 bf16"]["train"] for n, found in box.data.items()}
+    return ", ".join(f"{n}: {rate['median']:.0f} images/s" for n, rate in rates.items())
 
 
 # ---- the run ----

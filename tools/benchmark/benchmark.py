@@ -12,7 +12,7 @@ Writes benchmark.json (every run, machine, versions, commit), and made from it a
 SUMMARY (.en.md, .zh.md) and chart (.en.svg, .zh.svg). Variants of the training comparison:
 
     reference     tools/benchmark/reference.py, a plain DDP script: what the ratios are to
-    02, 02 bf16   a chapter by its number, then its flags: bf16, compile
+    02, 02 bf16   a chapter by its number, then its flags: bf16, fp16 (04), compile
     2 x 01        one process of chapter 01 for each rank, at once, without DDP (N x 01 for N)
     03 spawned    chapter 03 with its loader workers spawned, not forked
 
@@ -75,7 +75,8 @@ def choose_variants(args: argparse.Namespace) -> list[str]:
         names = [name for name in names if name != "05"]
     if args.variants:
         names = list(dict.fromkeys(args.variants.split(",")))
-    known = "|".join(["reference", "03 spawned", r"0[1-7]( bf16)?( compile)?", *alone])
+    flags = r"0[1-7]( bf16)?( compile)?"
+    known = "|".join(["reference", "03 spawned", flags, "04 fp16( compile)?", *alone])
     for name in names:
         if not re.fullmatch(known, name):
             fail(f"--variants: no {name!r} with --processes {args.processes}, see --help")
@@ -96,8 +97,9 @@ def command_of(variant: str, args: argparse.Namespace, work: Path, copy: int) ->
         return [*TORCHRUN, ranks, HERE / "reference.py", *words]
     words += ["--epochs", 1, "--print-freq", 10**6]
     if number == "04":  # which knows no --bf16
-        words += ["--amp-dtype", "bf16" if "bf16" in flags else "fp32"]
-        flags = [flag for flag in flags if flag != "bf16"]
+        [kind] = [flag for flag in flags if flag in ("bf16", "fp16")] or ["fp32"]
+        words += ["--amp-dtype", kind]
+        flags = [flag for flag in flags if flag != kind]
     words += [f"--{flag}" for flag in flags if flag in ("bf16", "compile")]
     [script] = ROOT.glob(f"{'01' if alone else number}_*/main.py")
     script = script.relative_to(ROOT)

@@ -93,8 +93,9 @@ def read_page(text: str) -> Page:
             if not found:
                 page.mistakes.append(f"line {number}: no id: write {line.strip()} {{#id}}")
             page.headings.append(f"{heading[1]} {{#{found[1] if found else ''}}}")
-        elif re.match(r" *(@(code|file|diff|compare|table)\b|///|\[TOC\])", line):
-            page.forms.append(without_language(line.strip()))
+        elif re.match(r" *(@(code|file|diff|compare|table|gpus)\b|///|\[TOC\])", line):
+            form = re.sub('(@gpus) ".*"', r"\1", line.strip())  # its words are prose
+            page.forms.append(without_language(form))
         for target in LINK.findall(re.sub(r"`[^`]*`", "", line)):
             if not re.match(r"[a-z]+:", target):
                 page.links[without_language(target)] += 1

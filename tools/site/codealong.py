@@ -29,7 +29,7 @@ from .source import ROOT, SiteError, Source, cut, read, to_html, translated
 
 MOST_LINES = 20  # of a group: note and code must fit on a screen together
 MOST_FILE_LINES = 80
-FORMS = ("code", "file", "diff", "compare", "table")
+FORMS = ("code", "file", "diff", "compare", "table", "gpus")
 COPIES = "source"  # the folder of the site that has the files, see hooks.py
 linked: set[str] = set()  # these
 REST = re.compile(r"""((?:"[^"]*"|'[^']*'|[^{"'])*)(?:\{(.*)\})?\s*""")
@@ -112,8 +112,8 @@ class CodeAlong(Preprocessor):
         if form not in FORMS:
             raise SiteError(f"there is no @{form}: use {', '.join('@' + f for f in FORMS)}")
         line = Line.parse(form, rest)
-        if form == "table":
-            return self.table(line)
+        if form in ("table", "gpus"):
+            return getattr(self, form)(line)
         html = getattr(self, form)(line)
         return ["", indent + self.md.htmlStash.store(html), ""]
 
@@ -214,6 +214,20 @@ class CodeAlong(Preprocessor):
                 raise SiteError(f"{path} has no part {key[0]}; there are: {', '.join(parts)}")
             text = parts[key[0]]
         return ["", *text.strip().splitlines(), ""]
+
+    def gpus(self, line: Line) -> list[str]:
+        """The results of gpu_check.py that have been sent, or the text if there is none."""
+        line.check('"text if there is none"', 1, 1, set())
+        lines: list[str] = []
+        for path in sorted(ROOT.glob("docs/assets/results/gpu-*/gpu.json")):
+            result = json.loads(path.read_text(encoding="utf-8"))
+            checks = result.pop("checks")
+            head = ", ".join(f"{name} {value}" for name, value in result.items())
+            lines += ["", f"**{path.parent.name}**: {head}", "", "| | | | |", "| - | - | - | - |"]
+            for row in checks:
+                cells = [row["group"], row["name"], row["status"], row["text"].replace("|", ",")]
+                lines.append(f"| {' | '.join(cells)} |")
+        return [*lines, ""] if lines else [line.words[0][1:-1]]
 
 
 class JoinedLines(InlineProcessor):
