@@ -14,6 +14,7 @@ import shlex
 import xml.etree.ElementTree as etree
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from markdown import Extension, Markdown
@@ -39,6 +40,15 @@ WORD = re.compile(r""""[^"]*"|'[^']*'|[^\s"']+""")
 def this_page(md: Markdown) -> Any:
     """MkDocs' own processor knows which one it is; elsewhere nobody does."""
     return md.treeprocessors["relpath"].file if "relpath" in md.treeprocessors else None
+
+
+def language_of(md: Markdown) -> str:
+    """zh or en, the name of the page's folder: MkDocs knows it by page, Zensical by site."""
+    if page := this_page(md):
+        return page.src_uri.split("/")[0]
+    if "rendering_context" in md.preprocessors:
+        return Path(md.preprocessors["rendering_context"].config["docs_dir"]).name
+    return "en"
 
 
 def link(md: Markdown, repo: str, path: str, part: range | None = None) -> str:
@@ -121,9 +131,8 @@ class CodeAlong(Preprocessor):
         return link(self.md, self.repo, path, part)
 
     def shown(self, source: Source) -> Source:
-        """With its comments in the language of the page, whose folder has that name."""
-        page = this_page(self.md)
-        return translated(source, page.src_uri.split("/")[0]) if page else source
+        """With its comments in the language of the page."""
+        return translated(source, language_of(self.md))
 
     def code(self, line: Line) -> str:
         usage = 'FILE NAME ["text" [.. "text"]] {hl="text" long="1"}'
