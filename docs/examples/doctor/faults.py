@@ -1,0 +1,73 @@
+"""What breaks right.py, and what the doctor must then find.
+
+python docs/examples/doctor/faults.py same_order > broken.py
+python tools/doctor.py torchrun --nproc-per-node 2 broken.py
+"""
+
+import sys
+from pathlib import Path
+
+# finding -> what stands in right.py, what stands there instead; and so on
+FAULTS = {
+    "same_samples": ("DistributedSampler(train_set)", "DistributedSampler(train_set, 1, 0)"),
+    "overlapping_samples": ("batch_size=8, sampler=sampler", "batch_size=8, shuffle=True"),
+    "overlapping_samples:skipped": (
+        "DistributedSampler(train_set)",
+        "DistributedSampler(train_set, 4)",
+    ),
+    "same_order": ("    sampler.set_epoch(epoch)\n", ""),
+    "unequal_steps": ("sampler=sampler", "sampler=range(40 * rank, 40 + 30 * rank)"),
+    "unequal_steps:skipped": (
+        "        optimizer.step()",
+        "        if loss < 1.2:\n            optimizer.step()",
+    ),
+    "unequal_steps:epochs": ("range(3)", "range(2 + rank)"),
+    "no_averaging": ("ddp = DDP(model)", "ddp = model"),
+    "no_averaging:start": (
+        "ddp = DDP(model)",
+        "ddp = model\nnn.init.normal_(model[0].weight, std=1 + rank)",
+        "        loss.backward()\n",
+        "        loss.backward()\n"
+        "        for parameter in model.parameters():\n"
+        "            dist.all_reduce(parameter.grad)\n",
+    ),
+    "unequal_gradients": ("ddp(images)", "model(images)"),
+    "drifting_weights": ("0.1 * world_size", "0.1 * world_size, momentum=0.1 * rank"),
+    "drifting_weights:rates": ("scheduler.step(totals[0] / totals[1])", "scheduler.step(loss)"),
+    "equal_randomness": ("torch.manual_seed(rank)  # for dropout\n", ""),
+    "shared_file": ("    if rank == 0:\n", "    if True:\n"),
+    "wrapped_keys": ("model.state_dict()", "ddp.state_dict()"),
+    "wrong_evaluation": (
+        "DataLoader(share, batch_size=8)",
+        "DataLoader(val_set, 8, sampler=DistributedSampler(val_set, shuffle=False))",
+    ),
+    "wrong_evaluation:part": ("share, batch_size=8", "share, batch_size=8, drop_last=True"),
+    "wrong_evaluation:share": (
+        "    dist.all_reduce(totals)\n    scheduler.step(totals[0] / totals[1])\n",
+        "",
+    ),
+    "unequal_buffers": ("        dist.broadcast(buffer, 0)\n", "        pass\n"),
+    "collective_order": (
+        "    model.eval()\n",
+        "    model.eval()\n    if rank == 0:\n        dist.barrier()\n",
+    ),
+    "slow_step:unused": ("DDP(model)", "DDP(model, find_unused_parameters=True)"),
+    "learning_rate": ("lr=0.1 * world_size", "lr=0.1"),
+}
+
+
+def broken(fault: str) -> str:
+    """right.py with one fault."""
+    text = Path(__file__).with_name("right.py").read_text()
+    words = FAULTS[fault]
+    for old, new in zip(words[::2], words[1::2], strict=True):
+        if text.count(old) != 1:
+            raise ValueError(f"{fault}: {old!r} is {text.count(old)} times in right.py")
+        text = text.replace(old, new)
+    return text
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in FAULTS:
+        sys.exit(f"faults: error: name one of {', '.join(FAULTS)}")
+    print(broken(sys.argv[1]), end="")

@@ -1,0 +1,1772 @@
+"""Is this distributed script right? Put before its launch line, it says what is wrong.
+
+    python doctor.py torchrun --nproc-per-node 2 train.py --epochs 2
+    python doctor.py --steps 50 python train_with_spawn.py
+    python doctor.py --seconds 60 horovodrun -np 2 python train.py
+
+The command really runs, and writes its files. A recorder in each of its Python
+processes notes samples, gradients, weights, collectives and files, and changes
+nothing: no collective, no random number, no order. When the command has ended,
+the notes of all ranks are compared. Two epochs with an evaluation show most.
+
+One file; needs Python 3.10 and the torch of the script (2.6 or newer).
+Exit status: 1 for a wrong result or a hang ahead, 2 if the command could not be
+run to its end, else 0. docs/en/doctor.md explains every finding.
+"""
+
+import argparse
+import ast
+import faulthandler
+import functools
+import gc
+import hashlib
+import json
+import locale
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FOLDER = "DOCTOR_FOLDER"  # environment variable: where recorders write
+MOST_INDICES = 500_000  # of a pass over a loader, kept for comparison
+MOST_CONTENTS = 100  # batches of a pass whose items are looked at
+EVERY = 10  # steps: after the first twenty, each tenth is compared
+GROUPS = 16  # of parameters: figures for each of them
+IDLE = 20  # seconds without an event: then the stack is written down
+TOLERANCE = 1e-6  # relative difference: below it, sums were only taken otherwise
+
+# What Python runs at its start, alone in a folder that comes first in PYTHONPATH. It
+# imports nothing of ours until the script has imported the module that we record.
+SITECUSTOMIZE = """
+import sys
+from importlib.machinery import PathFinder
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name not in {modules}:
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec and spec.loader:
+            execute = spec.loader.exec_module
+            def exec_module(module):
+                execute(module)
+                attach(name)
+            spec.loader.exec_module = exec_module
+        return spec
+
+def attach(name):
+    if "_doctor" not in sys.modules:
+        import importlib.util
+        spec = importlib.util.spec_from_file_location("_doctor", {doctor!r})
+        sys.modules["_doctor"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["_doctor"])
+    sys.modules["_doctor"].attach(name)
+
+sys.meta_path.insert(0, Finder())
+rest = [path for path in sys.path if path != {folder!r}]
+spec = PathFinder.find_spec("sitecustomize", rest)  # the machine's own
+if spec and spec.loader:
+    spec.loader.exec_module(sys.modules[__name__])
+"""
+HOOKED = ("torch", "horovod.torch")
+
+
+# ---- the recorder, in each process of the script ----
+def careful(function: Callable) -> Callable:
+    """A mistake of the recorder is noted, and never ends the script."""
+
+    @functools.wraps(function)
+    def wrapper(self: "Recorder", *args: object) -> None:
+        try:
+            function(self, *args)
+        except Exception:
+            self.event("trouble", text=traceback.format_exc()[-800:])
+
+    return wrapper
+
+
+class Recorder:
+    """Writes events to this process's own file, a JSON line each, at once.
+
+    A process that is killed has then written all that happened to it.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.pid = self.file = self.stacks = None
+        self.first = os.getpid()  # a fork of it has no timer, and would wait for it
+        self.armed = 0.0  # when the timer of the stacks was set
+        self.loaders = 0
+        self.steps = 0
+        self.before = None  # figures of gradients, until the step is done
+        self.done = True  # the innermost of steps within each other, as Horovod has them
+        self.models = []  # those that are trained
+        self.waiting = deque()  # figures on their way from a GPU
+        self.passes = 0
+        self.joined = False  # its rank is known
+        self.drawn = {}  # process -> batches for which draws were looked at
+        self.quiet = False  # while the recorder itself opens files
+        self.active = True
+
+    def event(self, what: str, /, **fields: object) -> None:
+        if not self.active:
+            return
+        if self.pid != os.getpid():  # the first event, also of a forked process
+            self.open_files()
+
+        line = json.dumps({"e": what, "t": round(time.time(), 3), **fields})
+        os.write(self.file, line.encode() + b"\n")
+        if self.pid == self.first and time.monotonic() > self.armed + 1:
+            self.armed = time.monotonic()
+            faulthandler.dump_traceback_later(IDLE, file=self.stacks)
+
+    def open_files(self) -> None:
+        self.pid = os.getpid()
+        base = f"{self.folder}/{socket.gethostname()}-{self.pid}-{time.time_ns()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self.quiet = True
+        self.file = os.open(f"{base}.jsonl", flags)
+        self.stacks = os.open(f"{base}.stacks", flags)
+        self.quiet = False
+        host, parent = socket.gethostname(), os.getppid()
+        self.event("process", pid=self.pid, parent=parent, host=host, argv=sys.argv)
+
+    def rank(self, rank: int, world: int, horovod: bool = False) -> None:
+        self.joined = True
+        self.event("rank", rank=rank, world=world, horovod=horovod)
+
+    # -- data --
+    @careful
+    def new_loader(self, loader: object) -> None:
+        import torch
+
+        if hasattr(loader, "_doctor"):
+            return
+        self.loaders += 1
+        loader._doctor = self.loaders
+        iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
+        root = loader.dataset
+        while isinstance(root, torch.utils.data.Subset):
+            root = root.dataset
+        sampler = getattr(loader, "sampler", None)
+        self.event(
+            "loader",
+            id=self.loaders,
+            at=user_line(),
+            iterable=iterable,
+            length=None if iterable else length_of(loader.dataset),
+            root=None if iterable else length_of(root),
+            fingerprint=fingerprint(root),
+            subset=fingerprint(loader.dataset) if root is not loader.dataset else "",
+            sampler=type(sampler).__name__,
+            replacement=bool(getattr(sampler, "replacement", False)),
+            drop_last=bool(getattr(loader, "drop_last", False)),
+            batch_size=loader.batch_size,
+            workers=loader.num_workers,
+            accelerate=type(loader).__module__.startswith("accelerate"),
+        )
+
+    @careful
+    def new_pass(self, loader: object, iterator: object) -> None:
+        self.new_loader(loader)
+        self.passes += 1
+        iterator._doctor_pass = self.passes
+        iterator._doctor_batches = 0
+        self.event("pass", n=self.passes, loader=loader._doctor, seed=iterator._base_seed)
+
+    @careful
+    def batch(self, iterator: object, batch: object, waited: float) -> None:
+        iterator._doctor_batches += 1
+        count = iterator._doctor_batches
+        drawn = iterator.__dict__.get("_doctor_drawn")
+        indices = drawn.popleft() if drawn else None
+        fields = {"n": iterator._doctor_pass, "wait": round(waited, 4)}
+        if indices is not None and indices[:1] != [None]:
+            fields["indices"] = to_root(iterator._dataset, indices)
+        if count <= MOST_CONTENTS:
+            fields["targets"], fields["items"] = contents(batch)
+        if count <= 2:
+            fields["random"] = generators()
+        self.event("batch", **fields)
+        if count == 2:
+            self.evaluated(iterator)
+
+    @careful
+    def end_of_pass(self, iterator: object) -> None:
+        if iterator._doctor_batches == 1:
+            self.evaluated(iterator)
+        self.event("end", n=iterator._doctor_pass)
+
+    def evaluated(self, iterator: object) -> None:
+        """The buffers with which a batch was evaluated: that of a pass without steps."""
+        models = [model() for model in self.models] or [find_models(set())]
+        found = []
+        for module in [part for model in models if model for part in model.modules()]:
+            if getattr(module, "running_mean", None) is not None and not module.training:
+                found += [module.running_mean, module.running_var]
+        if found:
+            self.figures("buffers", iterator._doctor_pass, found)
+
+    # -- training --
+    @careful
+    def before_step(self, optimizer: object, *_: object) -> None:
+        if self.steps == 0 and self.done:
+            self.first_step(optimizer)
+        self.done = False
+        if self.due():
+            parameters = parameters_of(optimizer)
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            self.before = figures_of(gradients)
+
+    @careful
+    def after_step(self, optimizer: object, *_: object) -> None:
+        if self.done:
+            return
+        self.done = True
+        rates = [group["lr"] for group in optimizer.param_groups]
+        parameters = parameters_of(optimizer)
+        self.steps += 1
+        self.event(
+            "step",
+            n=self.steps,
+            at=user_line(),
+            optimizer=id(optimizer) % 10**6,
+            rates=[rate for rate in rates if isinstance(rate, int | float)],
+            without=sum(p.grad is None for p in parameters),
+        )
+        if self.before is not None:
+            self.later("gradients", self.steps, self.before)
+            self.figures("weights", self.steps, parameters)
+        self.before = None
+        self.drain(wait=False)
+        if self.steps == EVERY:
+            self.devices(parameters)
+
+    def due(self) -> bool:
+        return self.steps < 20 or (self.steps + 1) % EVERY == 0
+
+    def first_step(self, optimizer: object) -> None:
+        import weakref
+
+        import torch.distributed as dist
+
+        if not self.joined and dist.is_available() and dist.is_initialized():
+            self.rank(dist.get_rank(), dist.get_world_size())
+        parameters = parameters_of(optimizer)
+        self.figures("weights", 0, parameters)
+        model = find_models(set(map(id, parameters)))
+        if model is None:
+            return
+        self.models.append(weakref.ref(model))
+        names = {id(p): name for name, p in model.named_parameters()}
+        found = {"wrappers": [], "unused": False, "group": None, "at": user_line()}
+        for module in model.modules():
+            name = type(module).__name__
+            if "FSDP" in name or "FullySharded" in name:
+                found["wrappers"].append("FSDP")
+            if name in ("DistributedDataParallel", "DataParallel"):
+                found["wrappers"].append(name)
+            if name == "DistributedDataParallel" and hasattr(module, "process_group"):
+                found["unused"] = bool(getattr(module, "find_unused_parameters", False))
+                found["group"] = dist.get_process_group_ranks(module.process_group)
+        found["names"] = [names.get(id(p), "?") for p in parameters]
+        found["sizes"] = [p.numel() for p in parameters]
+        self.event("model", **found)
+
+    def devices(self, parameters: list) -> None:
+        import torch
+
+        device = parameters[0].device
+        if device.type != "cuda":
+            return
+        uuids = {
+            n: str(getattr(torch.cuda.get_device_properties(n), "uuid", n))
+            for n in range(torch.cuda.device_count())
+        }
+        used = [uuids[n] for n in uuids if torch.cuda.memory_reserved(n) > 0]
+        self.event("device", own=uuids[device.index], used=used)
+
+    # -- figures: computed on the device, read when they have come to the CPU --
+    def figures(self, what: str, n: int, tensors: list) -> None:
+        self.later(what, n, figures_of(tensors))
+
+    def later(self, what: str, n: int, values: object) -> None:
+        import torch
+
+        done = None
+        if values.device.type == "cuda":
+            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            values = host.copy_(values, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+        self.waiting.append((what, n, values, done))
+        self.drain(wait=False)
+
+    def drain(self, wait: bool) -> None:
+        while self.waiting:
+            what, n, values, done = self.waiting[0]
+            if done is not None and wait:
+                done.synchronize()
+            if done is not None and not done.query():
+                return
+            self.waiting.popleft()
+            self.event("figures", what=what, n=n, values=values.tolist())
+
+
+def figures_of(tensors: list) -> object:
+    """Norm and weighted sample of tensors, in groups: float64 (GROUPS, 2), on the device."""
+    import torch
+
+    device = tensors[0].device if tensors else "cpu"
+    totals = torch.zeros(GROUPS, 2, dtype=torch.float64, device=device)
+    with torch.no_grad():
+        for n, tensor in enumerate(tensors):
+            values = tensor.detach()
+            if hasattr(values, "to_local"):
+                values = values.to_local()
+            if values.is_sparse:
+                values = values.coalesce().values()
+            if not values.is_floating_point():
+                values = values.float()
+            norm = torch.linalg.vector_norm(values).double()
+            sample = in_memory_order(values)
+            sample = sample[:: max(1, sample.numel() // 64)].double()
+            weights = torch.arange(1, len(sample) + 1, dtype=torch.float64, device=values.device)
+            row = torch.stack([norm, (sample * weights).sum()])
+            totals[n * GROUPS // len(tensors)] += row.to(device)
+    return totals
+
+
+def in_memory_order(values: object) -> object:
+    """A dense tensor as one dimension without a copy, channels_last ones too."""
+    dense = values.is_contiguous()
+    if values.dim() == 4:
+        import torch
+
+        dense = dense or values.is_contiguous(memory_format=torch.channels_last)
+    if not dense:
+        return values.reshape(-1)
+    return values.as_strided((values.numel(),), (1,))
+
+
+def parameters_of(optimizer: object) -> list:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def find_models(parameters: set[int]) -> object:
+    """The outermost module that holds one of these parameters (of any: the largest)."""
+    import torch
+
+    modules = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]
+    inner = {id(child) for module in modules for child in module._modules.values()}
+    best, most = None, 0
+    for module in modules:
+        if id(module) in inner:
+            continue
+        mine = list(module.parameters())
+        if len(mine) > most and (not parameters or any(id(p) in parameters for p in mine)):
+            best, most = module, len(mine)
+    return best
+
+
+STANDARD = os.path.dirname(os.__file__)
+
+
+def is_library(name: str) -> bool:
+    """Whether a file of Python code is not the user's own."""
+    if name.startswith(("<", STANDARD)) or name == __file__:
+        return True
+    return "/site-packages/" in name or "/dist-packages/" in name
+
+
+def user_line() -> list | None:
+    """File and line of the innermost call in the user's own code."""
+    frame = sys._getframe(1)
+    while frame and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return [frame.f_code.co_filename, frame.f_lineno] if frame else None
+
+
+def length_of(dataset: object) -> int | None:
+    with suppress(Exception):
+        return len(dataset)
+    return None
+
+
+def fingerprint(dataset: object) -> str:
+    """Of a dataset's own attributes; equal on two ranks if indices mean the same there."""
+    text = [type(dataset).__name__, str(length_of(dataset))]
+    for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
+        if isinstance(value, str | int | float | bool):
+            text.append(f"{name}={value!r}")
+        elif isinstance(value, list | tuple) or type(value).__module__ in ("torch", "numpy"):
+            with suppress(Exception):
+                places = range(0, len(value), max(1, len(value) // 16))
+                texts = [f"{value[place]!r:.200}" for place in places]
+                text.append(f"{name}={len(value)} {texts}")
+    plain = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(text))
+    return hashlib.md5(plain.encode()).hexdigest()
+
+
+def to_root(dataset: object, indices: list) -> list:
+    """Indices into the data set that Subsets (torch.utils.data) choose from."""
+    import torch
+
+    while isinstance(dataset, torch.utils.data.Subset):
+        indices = [dataset.indices[index] for index in indices]
+        dataset = dataset.dataset
+    return [int(i) if hasattr(i, "__index__") else repr(i) for i in indices]
+
+
+def contents(batch: object) -> tuple[list, list]:
+    """A number for each item's target, and one for the rest of it; no copy of images."""
+    import torch
+
+    tensors, left = [], [batch]
+    while left:
+        part = left.pop()
+        if isinstance(part, torch.Tensor):
+            tensors.append(part)
+        elif isinstance(part, dict):
+            left += list(part.values())
+        elif isinstance(part, list | tuple):
+            left += list(part)[:8]
+    targets, items = [], []
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or tensor.dim() == 0 or tensor.is_sparse:
+            continue
+        if tensor.dim() == 1 and not tensor.is_floating_point():
+            targets = tensor.tolist()
+        elif not items:
+            steps = [max(1, size // 4) for size in tensor.shape[1:]]
+            few = tensor[(slice(None), *(slice(None, None, step) for step in steps))]
+            sums = few.double().reshape(len(few), -1).sum(1)
+            items = [round(value, 6) for value in sums.tolist()]
+    return targets, items
+
+
+def generators() -> dict[str, str]:
+    """The state of each library's random numbers, hashed."""
+    import torch
+
+    states = {"torch": torch.get_rng_state().numpy().tobytes(), "random": random.getstate()}
+    if "numpy" in sys.modules:
+        states["numpy"] = repr(sys.modules["numpy"].random.get_state())
+    return {
+        name: hashlib.md5(state if isinstance(state, bytes) else repr(state).encode()).hexdigest()
+        for name, state in states.items()
+    }
+
+
+# ---- where the recorder is called from ----
+RECORDER: Recorder | None = None
+
+
+def attach(name: str) -> None:
+    """Called when a module of HOOKED has been imported."""
+    global RECORDER
+    if RECORDER is None:
+        RECORDER = Recorder(os.environ[FOLDER])
+    if name == "torch":
+        attach_to_loaders()
+        attach_to_optimizers()
+        attach_to_collectives()
+        attach_to_files()
+        attach_to_the_end()
+    if name == "horovod.torch":
+        attach_to_horovod()
+
+
+def start(folder: str) -> None:
+    """Record from now on in this process, which has imported torch already."""
+    global RECORDER
+    known, RECORDER = RECORDER, Recorder(folder)
+    if known is None:
+        attach("torch")
+
+
+def stop(error: object = None) -> None:
+    RECORDER.drain(wait=True)
+    RECORDER.event("exit", error=repr(error))
+    RECORDER.active = False
+
+
+def attach_to_the_end() -> None:
+    """Of a process, and of those of multiprocessing, which do not run what atexit has."""
+    import atexit
+    from multiprocessing import util
+
+    atexit.register(at_exit)
+    util.register_after_fork(RECORDER, lambda _: util.Finalize(None, at_exit, exitpriority=0))
+
+
+def at_exit() -> None:
+    if RECORDER.pid != os.getpid():
+        return
+    with suppress(Exception):
+        RECORDER.drain(wait=True)
+    RECORDER.event("exit", error=repr(getattr(sys, "last_value", None)))
+    if RECORDER.pid == RECORDER.first:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def replace(owner: object, name: str, make: object) -> None:
+    """owner.name becomes make(owner.name)."""
+    own = getattr(owner, name)
+    setattr(owner, name, functools.wraps(own)(make(own)))
+
+
+def attach_to_loaders() -> None:
+    from torch.utils.data import DataLoader
+    from torch.utils.data._utils import fetch
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    def init(own):
+        def wrapper(self, *args, **kwargs):
+            own(self, *args, **kwargs)
+            RECORDER.new_loader(self)
+
+        return wrapper
+
+    def iterate(own):
+        def wrapper(self):
+            if getattr(self, "_iterator", None) is not None:  # of persistent workers
+                self._iterator.__dict__.pop("_doctor_drawn", None)
+            iterator = own(self)
+            if hasattr(iterator, "_base_seed"):
+                RECORDER.new_pass(self, iterator)
+            return iterator
+
+        return wrapper
+
+    def next_index(own):
+        def wrapper(self):
+            indices = own(self)
+            drawn = self.__dict__.setdefault("_doctor_drawn", deque())
+            drawn.append(list(indices) if isinstance(indices, list | tuple) else [indices])
+            return indices
+
+        return wrapper
+
+    def following(own):
+        def wrapper(self):
+            start = time.perf_counter()
+            known = "_doctor_pass" in self.__dict__
+            try:
+                batch = own(self)
+            except StopIteration:
+                if known:
+                    RECORDER.end_of_pass(self)
+                raise
+            if known:
+                RECORDER.batch(self, batch, time.perf_counter() - start)
+            return batch
+
+        return wrapper
+
+    def fetching(own):
+        def wrapper(self, *args):  # does making an item draw random numbers?
+            if RECORDER.drawn.get(os.getpid(), 0) >= 2:
+                return own(self, *args)
+            RECORDER.drawn[os.getpid()] = RECORDER.drawn.get(os.getpid(), 0) + 1
+            before = generators()
+            data = own(self, *args)
+            after = generators()
+            changed = [name for name in before if before[name] != after.get(name)]
+            RECORDER.event("drew", streams=changed)
+            return data
+
+        return wrapper
+
+    replace(DataLoader, "__init__", init)
+    replace(DataLoader, "__iter__", iterate)
+    replace(_BaseDataLoaderIter, "_next_index", next_index)
+    replace(_BaseDataLoaderIter, "__next__", following)
+    replace(fetch._MapDatasetFetcher, "fetch", fetching)
+
+
+def attach_to_optimizers() -> None:
+    from torch.optim import optimizer
+
+    optimizer.register_optimizer_step_pre_hook(lambda *step: RECORDER.before_step(*step))
+    optimizer.register_optimizer_step_post_hook(lambda *step: RECORDER.after_step(*step))
+
+
+COLLECTIVES = (
+    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather",
+    "_allgather_base", "all_gather_single", "allgather_coalesced", "gather",
+    "gather_single", "scatter", "reduce_scatter", "_reduce_scatter_base",
+    "reduce_scatter_single", "alltoall", "alltoall_base", "all_to_all_single",
+    "barrier", "monitored_barrier",
+)  # fmt: skip
+
+
+def attach_to_collectives() -> None:
+    """Below torch.distributed's functions: those, torch.compile may trace."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    from torch.distributed import distributed_c10d
+    from torch.distributed.algorithms.join import Join
+
+    def collective(own):
+        def wrapper(self, *args, **kwargs):
+            RECORDER.event(
+                "collective",
+                group=str(self.group_name),
+                kind=own.__name__.strip("_"),
+                size=size_of(args[:1]),
+                at=user_line(),
+            )
+            return own(self, *args, **kwargs)
+
+        return wrapper
+
+    for name in COLLECTIVES:
+        if hasattr(dist.ProcessGroup, name):
+            replace(dist.ProcessGroup, name, collective)
+
+    def joined(own):
+        def wrapper(*args, **kwargs):
+            own(*args, **kwargs)
+            RECORDER.rank(dist.get_rank(), dist.get_world_size())
+
+        return wrapper
+
+    replace(distributed_c10d, "init_process_group", joined)
+    dist.init_process_group = distributed_c10d.init_process_group
+
+    def entered(own):
+        def wrapper(self):
+            RECORDER.event("join")
+            return own(self)
+
+        return wrapper
+
+    replace(Join, "__enter__", entered)
+
+
+def size_of(parts: object) -> int:
+    if hasattr(parts, "numel"):
+        return parts.numel()
+    return sum(map(size_of, parts)) if isinstance(parts, list | tuple) else 0
+
+
+def attach_to_horovod() -> None:
+    hvd = sys.modules["horovod.torch"]
+
+    def joined(own):
+        def wrapper(*args, **kwargs):
+            own(*args, **kwargs)
+            RECORDER.rank(hvd.rank(), hvd.size(), horovod=True)
+
+        return wrapper
+
+    def averaged(own):
+        def wrapper(tensor, *args, **kwargs):
+            names = {entry.name for entry in traceback.extract_stack(limit=30)}
+            if not names & {"backward", "step", "synchronize"}:
+                kind = own.__name__.strip("_")
+                RECORDER.event(
+                    "collective", group="horovod", kind=kind, size=size_of(tensor), at=user_line()
+                )
+            return own(tensor, *args, **kwargs)
+
+        return wrapper
+
+    replace(hvd, "init", joined)
+    for name in ("_allreduce_async", "_allgather_async"):
+        replace(hvd.mpi_ops, name, averaged)
+
+
+def attach_to_files() -> None:
+    import torch
+
+    def save(own):
+        def wrapper(obj, f, *args, **kwargs):
+            if isinstance(f, str | os.PathLike):
+                wrote(os.fspath(f), "torch.save")
+            if prefix := prefix_of(obj):
+                RECORDER.event("saved", prefix=prefix, at=user_line())
+            return own(obj, f, *args, **kwargs)
+
+        return wrapper
+
+    def load(own):
+        def wrapper(self, state_dict, *args, **kwargs):
+            mine = {name for name, _ in self.named_parameters()}
+            plain = {plain_key(key) for key in mine}
+            if not mine & set(state_dict) and plain & set(map(plain_key, state_dict)):
+                RECORDER.event("loaded", at=user_line())
+            return own(self, state_dict, *args, **kwargs)
+
+        return wrapper
+
+    def audit(name: str, args: tuple) -> None:
+        if RECORDER.quiet or not RECORDER.active:
+            return
+        if name == "open" and isinstance(args[0], str | bytes) and isinstance(args[2], int):
+            if args[2] & (os.O_WRONLY | os.O_RDWR):
+                wrote(os.fsdecode(args[0]), "open")
+        elif name == "os.rename" and isinstance(args[1], str | bytes | os.PathLike):
+            wrote(os.fsdecode(args[1]), "os.replace")
+
+    replace(torch.serialization, "save", save)
+    torch.save = torch.serialization.save
+    replace(torch.nn.Module, "load_state_dict", load)
+    sys.addaudithook(audit)
+
+
+WRITERS = ("numpy", "torch", "pandas", "PIL")  # they write files for whoever calls them
+
+
+def wrote(path: str, how: str) -> None:
+    """Note a file that the user's code opens to write, itself or through a WRITER."""
+    frame = sys._getframe(1)
+    while frame and is_library(name := frame.f_code.co_filename):
+        if "importlib" in name:
+            return  # the cache of a module
+        if "-packages/" in name and not any(f"/{writer}/" in name for writer in WRITERS):
+            return
+        frame = frame.f_back
+    if not frame or path.startswith(("/dev/", "/proc/")):
+        return
+    RECORDER.quiet = True
+    full = os.path.realpath(path)
+    special = os.path.exists(full) and not os.path.isfile(full)
+    RECORDER.quiet = False
+    if not special and not full.startswith(RECORDER.folder):
+        RECORDER.event("wrote", path=full, how=how, at=[frame.f_code.co_filename, frame.f_lineno])
+
+
+def plain_key(key: object) -> str:
+    return re.sub(r"^(module\.|_orig_mod\.)+", "", str(key))
+
+
+def prefix_of(obj: object) -> str | None:
+    """module. or _orig_mod., if the keys of a state dict in it begin so."""
+    parts = [obj, *obj.values()] if isinstance(obj, dict) else []
+    for part in parts:
+        keys = [str(key) for key in part] if isinstance(part, dict) else []
+        for prefix in ("module.", "_orig_mod."):
+            if keys and all(key.startswith(prefix) for key in keys):
+                return prefix
+    return None
+
+
+# ---- what the processes wrote ----
+@dataclass
+class Pass:
+    """One iteration over a loader."""
+
+    loader: dict
+    seed: int
+    place: int  # steps before it
+    batches: list[dict] = field(default_factory=list)
+    ended: bool = False
+    steps: int = 0
+    reduced: bool = False  # a collective after its first batch, before the next step
+
+    def keys(self) -> list:
+        """What tells samples apart: indices, or what an IterableDataset has made."""
+        if not self.loader["iterable"]:
+            return [index for batch in self.batches for index in batch.get("indices", [])]
+        return list(zip(self.column("targets"), self.column("items"), strict=False))
+
+    def column(self, name: str) -> list:
+        return [value for batch in self.batches for value in batch.get(name) or []]
+
+
+@dataclass
+class Rank:
+    """What one process did."""
+
+    rank: int = -1
+    world: int = 1
+    process: dict = field(default_factory=dict)
+    model: dict = field(default_factory=dict)
+    device: dict = field(default_factory=dict)
+    horovod: bool = False
+    joins: bool = False
+    trouble: str = ""  # of the recorder
+    passes: dict[int, Pass] = field(default_factory=dict)
+    steps: list[dict] = field(default_factory=list)
+    figures: dict[str, dict] = field(default_factory=lambda: defaultdict(dict))
+    collectives: dict[str, list] = field(default_factory=lambda: defaultdict(list))
+    wrote: list[dict] = field(default_factory=list)
+    saved: list[dict] = field(default_factory=list)
+    loaded: list[dict] = field(default_factory=list)
+    drew: set = field(default_factory=set)  # streams, by making an item
+    ended: dict = field(default_factory=dict)
+    last: float = 0.0  # when its last event was
+    stack: list | None = None  # the user's line where it stood still
+
+    def training(self) -> dict[str, list[Pass]]:
+        """Passes with steps, by the line of their loader."""
+        most = Counter()
+        for one in self.passes.values():
+            line = str(one.loader["at"])
+            most[line] = max(most[line], one.steps)
+        found = defaultdict(list)
+        for one in self.passes.values():
+            line = str(one.loader["at"])
+            trains = most[line] > 1 or most[line] == max(most.values()) == 1
+            begun = one.batches and not one.ended and one is list(self.passes.values())[-1]
+            if trains and (one.steps or begun):
+                found[line].append(one)
+        return found
+
+    def evaluations(self) -> list[list[Pass]]:
+        """Passes without steps, together where no step is between them."""
+        trained = [one for passes in self.training().values() for one in passes]
+        found = defaultdict(list)
+        for one in self.passes.values():
+            if one not in trained and one.batches and (one.place or not self.steps):
+                found[one.place].append(one)
+        return list(found.values())
+
+
+def read_process(path: Path) -> Rank:
+    """A process from its trace; world 0: it is none of the job's ranks."""
+    rank, loaders = Rank(), {}
+    recent: list[Pass] = []  # those with a batch since the last step
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # cut off by a kill
+        kind = event["e"]
+        rank.last = event["t"]
+        one = rank.passes.get(event.get("n"))
+
+        if kind in ("process", "model", "device"):
+            setattr(rank, kind, event)
+        elif kind in ("wrote", "saved", "loaded"):
+            getattr(rank, kind).append(event)
+        elif kind == "rank":
+            rank.rank, rank.world = event["rank"], event["world"]
+            rank.horovod = event["horovod"]
+        elif kind == "loader":
+            loaders[event["id"]] = event
+        elif kind == "pass":
+            loader = loaders[event["loader"]]
+            rank.passes[event["n"]] = Pass(loader, event["seed"], len(rank.steps))
+        elif kind == "batch":
+            one.batches.append(event)
+            if one not in recent:
+                recent.append(one)
+        elif kind == "end":
+            one.ended = True
+        elif kind == "step":
+            rank.steps.append(event)
+            for trained in recent:
+                trained.steps += not trained.ended
+            recent = []
+        elif kind == "collective":
+            rank.collectives[event["group"]].append(event)
+            for evaluated in recent:
+                evaluated.reduced |= event["kind"] not in ("barrier", "broadcast")
+        elif kind == "figures":
+            rank.figures[event["what"]][event["n"]] = event["values"]
+        elif kind == "drew":
+            rank.drew |= set(event["streams"])
+        elif kind == "trouble":
+            rank.trouble = event["text"].splitlines()[-1]
+        elif kind == "join":
+            rank.joins = True
+        elif kind == "exit":
+            rank.ended = event
+
+    rank.stack = read_stack(path.with_suffix(".stacks"), rank.last)
+    if rank.rank < 0 and not rank.passes:
+        rank.world = 0
+    return rank
+
+
+def read_stack(path: Path, last: float) -> list | None:
+    """The user's line in the last stack, unless the process went on after it."""
+    if not path.is_file() or path.stat().st_mtime < last:
+        return None
+    threads = path.read_text(errors="replace").split("Thread 0x")
+    for name, line in re.findall(r'File "([^"]+)", line (\d+)', threads[-1]):
+        if not is_library(name):
+            return [name, int(line)]
+    return None
+
+
+def read_ranks(folder: Path) -> list[Rank]:
+    """All ranks of the job, in order; a process alone is rank 0 of 1."""
+    processes = [read_process(path) for path in sorted(folder.glob("*.jsonl"))]
+    ranks = {one.rank: one for one in processes if one.rank >= 0}
+    if not ranks:
+        alone = [one for one in processes if one.world]
+        ranks = {0: max(alone, key=lambda one: len(one.steps))} if alone else {}
+    for one in processes:  # a loader's workers speak for their parents
+        for rank in ranks.values():
+            if one.process.get("parent") == rank.process.get("pid"):
+                rank.drew |= one.drew
+    for number, one in ranks.items():
+        one.rank = number
+    return [ranks[number] for number in sorted(ranks)]
+
+
+# ---- what is wrong ----
+SEVERITIES = ("wrong result", "hang ahead", "wasted", "slow", "note")
+
+
+@dataclass
+class Finding:
+    id: str
+    severity: str
+    at: list | None
+    seen: str
+    advice: str
+    page: str
+
+
+class Report:
+    """Collects findings and what could not be checked, in one language."""
+
+    def __init__(self, language: str) -> None:
+        self.language = ("en", "zh").index(language)
+        self.findings: list[Finding] = []
+        self.not_checked: dict[str, str] = {}
+        self.checked: list[str] = []
+
+    def find(self, name: str, severity: str, at: list | None, /, **values: object) -> None:
+        """name: a key of WORDS; what is before its colon is the finding's id."""
+        texts, advice = WORDS[name][self.language :: 2]
+        which = name.split(":")[0]
+        page = f"docs/{('en', 'zh')[self.language]}/{PAGES[which]}"
+        finding = Finding(which, severity, at, texts.format(**values), advice, page)
+        if which not in [known.id for known in self.findings]:
+            self.findings.append(finding)
+
+    def skip(self, which: str, why: str) -> None:
+        self.not_checked[which] = REASONS[why][self.language]
+
+    def has(self, *names: str) -> bool:
+        return any(finding.id in names for finding in self.findings)
+
+
+def listed(ranks: list[Rank] | list[int]) -> str:
+    numbers = [str(getattr(rank, "rank", rank)) for rank in ranks]
+    return ", ".join(numbers[:8]) + (" …" if len(numbers) > 8 else "")
+
+
+def short(at: list | None) -> str:
+    return f"{Path(at[0]).name}:{at[1]}" if at else "?"
+
+
+def comparable(one: Pass, other: Pass) -> bool:
+    """Whether equal indices mean equal samples: the data sets, or what they gave, agree."""
+    mine, theirs = (dict(zip(p.keys(), p.column("targets"), strict=False)) for p in (one, other))
+    common = mine.keys() & theirs.keys()
+    if any(mine[key] != theirs[key] for key in common):
+        return False
+    if one.loader["fingerprint"] == other.loader["fingerprint"]:
+        return True
+    items, others = (dict(zip(p.keys(), p.column("items"), strict=False)) for p in (one, other))
+    return bool(common) and all(items.get(key) == others.get(key) for key in common)
+
+
+def check_samples(ranks: list[Rank], report: Report) -> None:
+    """Do ranks share training samples? Is an epoch's order that of the one before?"""
+    trained = [rank.training() for rank in ranks]
+    for line in trained[0]:
+        for epoch, passes in enumerate(zip(*(by.get(line, []) for by in trained), strict=False)):
+            check_shares(passes, epoch + 1, report)
+    for by in trained:
+        for passes in by.values():
+            for before, now in zip(passes, passes[1:], strict=False):
+                check_order(before, now, report)
+    if not any(len(passes) > 1 for by in trained for passes in by.values()):
+        report.skip("same_order", "epoch")
+
+
+def check_shares(passes: tuple[Pass, ...], epoch: int, report: Report) -> None:
+    loader, keys = passes[0].loader, [one.keys() for one in passes]
+    for n, one in enumerate(passes):
+        for m in range(n):
+            count = min(len(keys[n]), len(keys[m]))
+            same = count > 1 and keys[n][:count] == keys[m][:count]
+            if same and len(set(keys[n][:count])) > 1:
+                if loader["iterable"] or comparable(one, passes[m]):
+                    return report.find(
+                        "same_samples", "wrong result", loader["at"],
+                        ranks=listed([m, n]), epoch=epoch, count=count,
+                    )  # fmt: skip
+                return report.skip("same_samples", "files")
+    if loader["iterable"]:
+        report.skip("overlapping_samples", "iterable")
+        return None
+
+    own = max(len(part) - len(set(part)) for part in keys)
+    if own > 1 or loader["replacement"] or len(passes) < 2:
+        return None  # drawn with replacement: samples may come twice
+    if not all(comparable(passes[0], other) for other in passes[1:]):
+        return report.skip("overlapping_samples", "files")
+    union = set().union(*keys)
+    twice = sum(map(len, keys)) - len(union)
+    padding = len(passes) - 1
+    if loader["accelerate"]:
+        padding = len(passes) * (loader["batch_size"] or 1)
+    if twice > padding:
+        return report.find(
+            "overlapping_samples", "wrong result", loader["at"],
+            epoch=epoch, twice=twice, count=sum(map(len, keys)),
+        )  # fmt: skip
+
+    unseen = (loader["length"] or 0) - len(union)
+    cut = len(passes) * ((loader["batch_size"] or 1) + 1)
+    chosen = "Subset" in loader["sampler"] or "Weighted" in loader["sampler"]
+    if all(one.ended for one in passes) and unseen > cut and not chosen:
+        report.find(
+            "overlapping_samples:skipped", "wrong result", loader["at"],
+            epoch=epoch, unseen=unseen, count=loader["length"],
+        )  # fmt: skip
+    return None
+
+
+def check_order(before: Pass, now: Pass, report: Report) -> None:
+    count = min(len(before.keys()), len(now.keys()))
+    order = now.keys()[:count]
+    if now.loader["iterable"] or count < 3 or order == sorted(order, key=str):
+        return
+    if order == before.keys()[:count] and order != sorted(order):
+        report.find("same_order", "wrong result", now.loader["at"], count=count)
+
+
+def check_steps(ranks: list[Rank], report: Report) -> None:
+    """Do all ranks make as many steps in an epoch, and as many epochs?"""
+    if any(rank.joins for rank in ranks):
+        return report.skip("unequal_steps", "join")
+    trained = [rank.training() for rank in ranks]
+    for line in trained[0]:
+        for epoch, passes in enumerate(zip(*(by.get(line, []) for by in trained), strict=False)):
+            for n, one in enumerate(passes):
+                over = one.ended or len(trained[n][line]) > epoch + 1
+                for m, other in enumerate(passes):
+                    if over and len(other.batches) > len(one.batches):
+                        return report.find(
+                            "unequal_steps", "hang ahead", one.loader["at"], epoch=epoch + 1,
+                            one=n, few=len(one.batches), other=m, many=len(other.batches),
+                        )  # fmt: skip
+                    both = one.ended and other.ended
+                    if both and other.steps > one.steps:
+                        return report.find(
+                            "unequal_steps:skipped", "wrong result", ranks[n].steps[-1]["at"],
+                            epoch=epoch + 1, one=n, few=one.steps, other=m, many=other.steps,
+                        )  # fmt: skip
+        epochs = [len(by.get(line, [])) for by in trained]
+        for n, rank in enumerate(ranks):
+            left = rank.ended.get("error") == "None" or rank.stack
+            if left and epochs[n] < max(epochs) and trained[n][line][-1].ended:
+                return report.find(
+                    "unequal_steps:epochs", "hang ahead", trained[n][line][-1].loader["at"],
+                    one=n, few=epochs[n], other=epochs.index(max(epochs)), many=max(epochs),
+                )  # fmt: skip
+    return None
+
+
+def differ(one: list, other: list) -> list[int]:
+    """The groups of parameters whose figures are not equal, sums taken otherwise aside."""
+    found = []
+    for n, ((norm, sample), (norm2, sample2)) in enumerate(zip(one, other, strict=True)):
+        scale = max(norm, norm2) + 1e-30
+        far = abs(norm - norm2) > TOLERANCE * scale
+        if far or abs(sample - sample2) > 64 * TOLERANCE * scale:
+            found.append(n)
+    return found
+
+
+def first_difference(ranks: list[Rank], what: str) -> tuple[int, int] | None:
+    """The first step where a rank's figures differ from those of the first, and that rank."""
+    for n in sorted(ranks[0].figures[what]):
+        for other in ranks[1:]:
+            theirs = other.figures[what].get(n)
+            if theirs and differ(ranks[0].figures[what][n], theirs):
+                return n, other.rank
+    return None
+
+
+def check_weights(ranks: list[Rank], report: Report) -> None:
+    """Gradients at the step, weights before the first and after each."""
+    wrappers = {name for rank in ranks for name in rank.model.get("wrappers", [])}
+    if "FSDP" in wrappers:
+        for name in ("no_averaging", "unequal_gradients", "drifting_weights"):
+            report.skip(name, "fsdp")
+        return
+    if report.has("unequal_steps"):
+        for name in ("no_averaging", "unequal_gradients", "drifting_weights"):
+            report.skip(name, "steps")
+        return
+    first = ranks[0]
+    at = first.steps[-1]["at"] if first.steps else None
+    sums = sum(e["size"] for events in first.collectives.values() for e in events)
+    whole = sum(first.model.get("sizes", [])) * len(first.steps)
+    averaged = bool(wrappers) or first.horovod or sums >= whole / 2 > 0
+
+    gradients = first_difference(ranks, "gradients")
+    weights = first_difference(ranks, "weights")
+    if gradients and not averaged:
+        report.find("no_averaging", "wrong result", at, step=gradients[0], other=gradients[1])
+    elif weights and weights[0] == 0:
+        report.find("no_averaging:start", "wrong result", at, other=weights[1])
+    elif gradients:
+        report.find("unequal_gradients", "wrong result", at, step=gradients[0], other=gradients[1])
+    elif rates := unequal_rates(ranks):
+        report.find("drifting_weights:rates", "wrong result", at, **rates)
+    elif weights:
+        report.find("drifting_weights", "wrong result", at, step=weights[0], other=weights[1])
+
+
+def unequal_rates(ranks: list[Rank]) -> dict | None:
+    for steps in zip(*(rank.steps for rank in ranks), strict=False):
+        for n, step in enumerate(steps):
+            if step["rates"] != steps[0]["rates"]:
+                mine, theirs = steps[0]["rates"][0], step["rates"][0]
+                return {"step": step["n"], "other": ranks[n].rank, "mine": mine, "theirs": theirs}
+    return None
+
+
+def check_randomness(ranks: list[Rank], report: Report) -> None:
+    """Do ranks draw the same random numbers, and does anything draw?"""
+    firsts = []
+    for rank in ranks:
+        passes = [one for passes in rank.training().values() for one in passes]
+        firsts += [one for one in passes[:1] if len(one.batches) > 1]
+    if len(firsts) < len(ranks):
+        return report.skip("equal_randomness", "batches")
+    for stream in ("torch", "numpy", "random"):
+        states = [[batch["random"].get(stream) for batch in one.batches[:2]] for one in firsts]
+        equal = len({state[0] for state in states}) < len(ranks)
+        if equal and states[0][0] != states[0][1]:
+            severity = "wasted"
+            return report.find("equal_randomness", severity, firsts[0].loader["at"], name=stream)
+    seeds = {one.seed for one in firsts}
+    drew = set().union(*(rank.drew for rank in ranks))
+    if firsts[0].loader["workers"] and len(seeds) < len(ranks) and drew:
+        name, at = ", ".join(sorted(drew)), firsts[0].loader["at"]
+        return report.find("equal_randomness:workers", "wasted", at, name=name)
+    return None
+
+
+def check_devices(ranks: list[Rank], report: Report) -> None:
+    """Are there two ranks on a GPU, or memory of a rank on another's?"""
+    mine = [(rank.process.get("host"), rank.device.get("own")) for rank in ranks]
+    if not any(own for _, own in mine):
+        return report.skip("shared_gpu", "cpu")
+    at = ranks[0].model.get("at")
+    for n, place in enumerate(mine):
+        if place[1] and place in mine[:n]:
+            ranks_there = listed([mine.index(place), n])
+            return report.find("shared_gpu", "wasted", at, ranks=ranks_there)
+        others = {own for host, own in mine if host == place[0]} - {place[1]}
+        if others & set(ranks[n].device.get("used", [])):
+            return report.find("shared_gpu:memory", "wasted", at, other=n)
+    return None
+
+
+def check_files(ranks: list[Rank], report: Report) -> None:
+    """Is a file written by several ranks?"""
+    writers = defaultdict(dict)
+    for rank in ranks:
+        for event in rank.wrote:
+            writers[rank.process.get("host"), event["path"]].setdefault(rank.rank, event)
+    for (_, path), events in writers.items():
+        if len(events) > 1:
+            at = next(iter(events.values()))["at"]
+            values = {"ranks": listed(list(events)), "path": path}
+            return report.find("shared_file", "wrong result", at, **values)
+    for rank in ranks:
+        for event in rank.loaded[:1]:
+            return report.find("wrapped_keys:loaded", "wrong result", event["at"])
+        for event in rank.saved[:1]:
+            report.find("wrapped_keys", "note", event["at"], prefix=event["prefix"])
+    return None
+
+
+def check_evaluation(ranks: list[Rank], report: Report) -> None:
+    """Is each sample evaluated once, and is the sum of all ranks reported?"""
+    phases = [rank.evaluations() for rank in ranks]
+    if not any(phases):
+        return report.skip("wrong_evaluation", "evaluation")
+    for phase in zip(*(own for own in phases if own), strict=False):
+        if all(one.ended for passes in phase for one in passes):
+            return check_coverage(phase, report)
+    return report.skip("wrong_evaluation", "evaluation")
+
+
+def check_coverage(phase: tuple[list[Pass], ...], report: Report) -> None:
+    """phase: for each rank that evaluates, its passes between two steps."""
+    loaders = [one.loader for passes in phase for one in passes]
+    if any(loader["iterable"] or loader["root"] is None for loader in loaders):
+        return report.skip("wrong_evaluation", "iterable")
+    if not all(comparable(passes[0], phase[0][0]) for passes in phase):
+        return report.skip("wrong_evaluation", "files")
+
+    counts, everyone = Counter(), True
+    for passes in zip(*phase, strict=False):
+        keys = [one.keys() for one in passes]
+        same = all(part == keys[0] for part in keys)
+        everyone = everyone and same
+        for part in keys[:1] if same else keys:
+            counts.update(part)
+    size = 0
+    for passes in zip(*phase, strict=False):
+        parts = {one.loader["subset"]: one.loader for one in passes}
+        size += sum(loader["length"] for loader in parts.values())
+        if "" in parts:  # of the whole set; any other is a part of it
+            size = parts[""]["root"]
+            break
+    twice = sum(counts.values()) - len(counts)
+    missing = size - len(counts)
+    at = loaders[0]["at"]
+    severity = "note" if loaders[0]["accelerate"] else "wrong result"
+
+    chosen = any(re.search("Subset|Weighted|Random", loader["sampler"]) for loader in loaders)
+    if missing > 0 and not chosen:
+        return report.find("wrong_evaluation:part", severity, at, missing=missing, count=size)
+    if twice > 0 and not chosen:
+        return report.find("wrong_evaluation", severity, at, twice=twice, count=size)
+    if everyone and len(phase) > 1:
+        return report.find("wrong_evaluation:everyone", "wasted", at, count=size)
+    if len(phase) > 1 and not any(one.reduced for passes in phase for one in passes):
+        share = len(phase[0][0].keys())
+        return report.find("wrong_evaluation:share", severity, at, share=share, count=size)
+    return None
+
+
+def check_buffers(ranks: list[Rank], report: Report) -> None:
+    """Are BatchNorm's statistics equal where ranks evaluate?"""
+    found = [rank for rank in ranks if rank.figures["buffers"]]
+    if len(found) < 2:
+        return report.skip("unequal_buffers", "buffers")
+    values = [list(rank.figures["buffers"].values()) for rank in found]
+    for figures in zip(*values, strict=False):
+        for n, one in enumerate(figures):
+            if differ(figures[0], one):
+                evaluated = [p for passes in found[n].evaluations() for p in passes]
+                at = evaluated[0].loader["at"] if evaluated else None
+                ranks_there = listed([found[0], found[n]])
+                return report.find("unequal_buffers", "wrong result", at, ranks=ranks_there)
+    return None
+
+
+def check_collectives(ranks: list[Rank], report: Report) -> None:
+    """Do ranks call the same collectives in the same order, and do all arrive?"""
+    if report.has("unequal_steps"):
+        return
+    groups = dict.fromkeys(name for rank in ranks for name in rank.collectives)
+    for group in [name for name in groups if name != "horovod"]:
+        members = [rank for rank in ranks if rank.collectives[group]]
+        for other in members[1:]:
+            check_pair(members[0], other, group, report)
+    waits = [rank for rank in ranks if rank.stack]
+    if len({short(rank.stack) for rank in waits}) > 1 and not report.has("collective_order"):
+        places = "; ".join(f"rank {rank.rank}: {short(rank.stack)}" for rank in waits)
+        report.find("collective_order:waits", "hang ahead", waits[0].stack, places=places)
+
+
+def check_pair(one: Rank, other: Rank, group: str, report: Report) -> None:
+    mine, theirs = one.collectives[group], other.collectives[group]
+    for n, (a, b) in enumerate(zip(mine, theirs, strict=False)):
+        sized = a["kind"] in ("allreduce", "broadcast", "reduce")
+        if a["kind"] != b["kind"] or (sized and a["size"] != b["size"]):
+            report.find(
+                "collective_order", "hang ahead", a["at"], n=n + 1, one=one.rank,
+                other=other.rank, mine=f"{a['kind']} ({a['size']}) {short(a['at'])}",
+                theirs=f"{b['kind']} ({b['size']}) {short(b['at'])}",
+            )  # fmt: skip
+            return
+    more, fewer = (one, other) if len(mine) > len(theirs) else (other, one)
+    gone = fewer.ended.get("error") == "None" or fewer.stack
+    if len(mine) != len(theirs) and gone and (more.stack or more.ended.get("error") != "None"):
+        event = more.collectives[group][len(fewer.collectives[group])]
+        place = short(event["at"])
+        report.find(
+            "collective_order:missing", "hang ahead", event["at"],
+            one=more.rank, kind=event["kind"], place=place, other=fewer.rank,
+        )  # fmt: skip
+
+
+def check_speed(ranks: list[Rank], report: Report) -> None:
+    """Is time lost that the script could have?"""
+    for rank in ranks:
+        model = rank.model
+        if model.get("unused") and rank.steps and not any(s["without"] for s in rank.steps):
+            report.find("slow_step:unused", "slow", model["at"])
+        for one in [one for passes in rank.training().values() for one in passes]:
+            batches = one.batches[2:]
+            if len(batches) < 10:
+                continue
+            waited = sum(batch["wait"] for batch in batches[1:])
+            share = waited / max(1e-9, batches[-1]["t"] - batches[0]["t"])
+            if share > 0.3 and waited > 1:
+                share = round(100 * share)
+                report.find("slow_step", "slow", one.loader["at"], share=share, rank=rank.rank)
+
+
+def check_rate(ranks: list[Rank], report: Report) -> None:
+    """Are both batch size and learning rate what somebody typed for one GPU?"""
+    rank = ranks[0]
+    passes = [one for passes in rank.training().values() for one in passes]
+    if not passes or not rank.steps or not rank.steps[0]["rates"]:
+        return
+    typed = {word.split("=")[-1] for word in rank.process.get("argv", [])}
+    with suppress(OSError, SyntaxError):
+        tree = ast.parse(Path(rank.steps[0]["at"][0]).read_text())
+        typed |= {str(n.value) for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+    size, rate = passes[0].loader["batch_size"], max(rank.steps[0]["rates"])
+    values = set()
+    for text in typed:
+        with suppress(ValueError):
+            values.add(float(text))
+    if {size, rate} <= values and len(ranks) > 1:
+        total = size * len(ranks)
+        report.find(
+            "learning_rate", "note", passes[0].loader["at"], size=size, total=total, rate=rate
+        )
+
+
+CHECKS = (
+    (check_samples, "same_samples", "overlapping_samples", "same_order"),
+    (check_steps, "unequal_steps"),
+    (check_weights, "no_averaging", "unequal_gradients", "drifting_weights"),
+    (check_devices, "shared_gpu"),
+    (check_randomness, "equal_randomness"),
+    (check_files, "shared_file", "wrapped_keys"),
+    (check_evaluation, "wrong_evaluation"),
+    (check_buffers, "unequal_buffers"),
+    (check_collectives, "collective_order"),
+    (check_speed, "slow_step"),
+    (check_rate, "learning_rate"),
+)
+ALONE = ("same_order", "shared_gpu", "shared_file", "wrapped_keys", "wrong_evaluation", "slow_step")
+
+
+def judge(ranks: list[Rank], report: Report) -> None:
+    """All checks; those between ranks within a data-parallel group."""
+    groups = defaultdict(list)
+    for rank in ranks:
+        groups[tuple(rank.model.get("group") or ())].append(rank)
+    if any(len(group) == 1 for group in groups.values()):
+        groups = {(): ranks}
+    for rank in ranks:
+        if rank.trouble:
+            report.not_checked["all"] = f"the recorder had a problem: {rank.trouble}"
+    for check, *names in CHECKS:
+        for group in groups.values():
+            check(group, report)
+        for name in names:
+            if len(ranks) == 1 and name not in ALONE:
+                report.skip(name, "alone")
+        report.checked += [name for name in names if name not in report.not_checked]
+    report.findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+# ---- words: seen in English and Chinese, advice in both ----
+WORDS = {
+    "same_samples": (
+        "Ranks {ranks} train on the same samples: in epoch {epoch} all {count} are equal, and in the same order.",
+        "rank {ranks} 训练用的是同样的样本：第 {epoch} 个 epoch 的 {count} 个样本完全相同，顺序也一样。",
+        "Give the DataLoader sampler=DistributedSampler(dataset), and no shuffle=True.",
+        "给 DataLoader 传入 sampler=DistributedSampler(dataset)，去掉 shuffle=True。",
+    ),
+    "overlapping_samples": (
+        "Shares overlap: in epoch {epoch}, {twice} of {count} samples came to more than one rank.",
+        "各 rank 的样本有重叠：第 {epoch} 个 epoch 的 {count} 个样本里，有 {twice} 个重复出现在不同 rank 上。",
+        "All ranks must shuffle with the same seed, then take every world_size-th sample from their rank on.",
+        "所有 rank 用同一个种子打乱，再从自己的 rank 号开始，每隔 world_size 个取一个。",
+    ),
+    "overlapping_samples:skipped": (
+        "Samples are skipped: in epoch {epoch} no rank has seen {unseen} of {count}.",
+        "有样本被漏掉：第 {epoch} 个 epoch 里，{count} 个样本中有 {unseen} 个没有任何 rank 用到。",
+        "Check how a rank takes its share: samples[rank::world_size], of the whole data set.",
+        "检查每个 rank 怎样取自己的一份：应当从整个数据集取 samples[rank::world_size]。",
+    ),
+    "same_order": (
+        "Every epoch has the same order: the first {count} samples are those of the epoch before.",
+        "每个 epoch 的顺序都一样：前 {count} 个样本与上一个 epoch 完全相同。",
+        "Call sampler.set_epoch(epoch) at the beginning of every epoch.",
+        "在每个 epoch 开头调用 sampler.set_epoch(epoch)。",
+    ),
+    "unequal_steps": (
+        "Ranks have different numbers of batches: in epoch {epoch}, rank {one} has {few}, rank {other} at least {many}.",
+        "各 rank 的 batch 数不同：第 {epoch} 个 epoch 里，rank {one} 有 {few} 个，rank {other} 至少有 {many} 个。",
+        "Give all ranks equal shares: DistributedSampler pads them; or drop_last=True, or Join.",
+        "让每个 rank 的样本一样多：DistributedSampler 会补齐；也可以用 drop_last=True 或 Join。",
+    ),
+    "unequal_steps:skipped": (
+        "Rank {one} made {few} steps in epoch {epoch}, rank {other} made {many}: some were skipped on one rank.",
+        "第 {epoch} 个 epoch 里，rank {one} 走了 {few} 步，rank {other} 走了 {many} 步：有的 rank 跳过了一些步。",
+        "Decide together: all-reduce the condition, so that all ranks skip the same steps.",
+        "一起决定：先对跳过的条件做 all-reduce，让所有 rank 跳过同样的步。",
+    ),
+    "unequal_steps:epochs": (
+        "Rank {one} left the training after {few} epochs, rank {other} began epoch {many}.",
+        "rank {one} 训练 {few} 个 epoch 后退出，rank {other} 却开始了第 {many} 个。",
+        "Decide together: let rank 0 broadcast whether to stop, or compare a reduced number.",
+        "一起决定：由 rank 0 广播是否停止，或者比较归约之后的数。",
+    ),
+    "no_averaging": (
+        "Gradients are never averaged: at step {step}, those of ranks 0 and {other} differ, and nothing adds them up.",
+        "梯度没有取平均：第 {step} 步 rank 0 和 rank {other} 的梯度不同，也没有任何操作把它们加起来。",
+        "Wrap the model in DistributedDataParallel and train the wrapper.",
+        "用 DistributedDataParallel 包装模型，并用包装后的模型训练。",
+    ),
+    "no_averaging:start": (
+        "Ranks 0 and {other} begin with different weights, so that equal gradients do not keep them together.",
+        "rank 0 和 rank {other} 的初始权重不同，即使梯度一样，也不会变得一致。",
+        "Broadcast all parameters and buffers from rank 0 before the first step; DDP does it by itself.",
+        "第一步之前，把所有参数和 buffer 从 rank 0 广播出去；DDP 会自动做这件事。",
+    ),
+    "unequal_gradients": (
+        "Gradients differ between ranks 0 and {other} at step {step}, although the script averages.",
+        "脚本做了梯度平均，但第 {step} 步 rank 0 和 rank {other} 的梯度仍然不同。",
+        "Call the DDP wrapper, not model.module; leave no_sync before the last micro-batch; change gradients on all ranks alike.",
+        "前向用包装后的模型，不要用 model.module；最后一个 micro-batch 不要放在 no_sync 里；改动梯度时各 rank 要一样。",
+    ),
+    "drifting_weights": (
+        "Weights drift: gradients are equal, and after step {step} the weights of ranks 0 and {other} are not.",
+        "权重逐渐不一致：梯度相同，但第 {step} 步之后 rank 0 和 rank {other} 的权重不同。",
+        "Use the same optimizer with the same settings on all ranks, and change weights nowhere else.",
+        "所有 rank 用同样设置的优化器，此外不要在别处改动权重。",
+    ),
+    "drifting_weights:rates": (
+        "Learning rates differ at step {step}: {mine} on rank 0, {theirs} on rank {other}.",
+        "第 {step} 步各 rank 的学习率不同：rank 0 是 {mine}，rank {other} 是 {theirs}。",
+        "Feed the scheduler with a number that is the same on all ranks: all-reduce it first.",
+        "传给 scheduler 的数要在所有 rank 上相同：先做 all-reduce。",
+    ),
+    "shared_gpu": (
+        "Ranks {ranks} use the same GPU.",
+        "rank {ranks} 在用同一块显卡。",
+        "Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything uses a GPU.",
+        "在使用显卡之前调用 torch.cuda.set_device(int(os.environ['LOCAL_RANK']))。",
+    ),
+    "shared_gpu:memory": (
+        "Rank {other} has memory on another rank's GPU.",
+        "rank {other} 在别的 rank 的显卡上占了显存。",
+        "Call torch.cuda.set_device first; load checkpoints with map_location='cpu'.",
+        "先调用 torch.cuda.set_device；加载 checkpoint 时用 map_location='cpu'。",
+    ),
+    "equal_randomness": (
+        "Ranks draw the same random numbers ({name}) where dropout or augmentation use them.",
+        "各 rank 的随机数（{name}）完全相同，而 dropout 或数据增强正在使用它们。",
+        "Seed each rank differently after the model is built: torch.manual_seed(seed + rank).",
+        "建好模型之后，让每个 rank 的种子不同：torch.manual_seed(seed + rank)。",
+    ),
+    "equal_randomness:workers": (
+        "Loader workers of all ranks draw the same random numbers ({name}) for augmentation.",
+        "各 rank 的 DataLoader worker 在数据增强里用的随机数（{name}）完全相同。",
+        "Seed each rank differently before the loader is iterated: torch.manual_seed(seed + rank).",
+        "迭代 DataLoader 之前让每个 rank 的种子不同：torch.manual_seed(seed + rank)。",
+    ),
+    "shared_file": (
+        "Ranks {ranks} all write {path}.",
+        "rank {ranks} 都在写同一个文件 {path}。",
+        "Write it on rank 0 only: if rank == 0: …",
+        "只在 rank 0 上写：if rank == 0: …",
+    ),
+    "wrapped_keys": (
+        "A checkpoint has keys that begin with {prefix}: the model without its wrapper cannot load it.",
+        "checkpoint 的键带有 {prefix} 前缀，没有包装的模型加载不了。",
+        "Save model.module.state_dict() (for torch.compile: model._orig_mod.state_dict()).",
+        "保存 model.module.state_dict()；用了 torch.compile 就保存 model._orig_mod.state_dict()。",
+    ),
+    "wrapped_keys:loaded": (
+        "A checkpoint was loaded into a model whose names differ from it by module. or _orig_mod.: nothing of it fits.",
+        "加载的 checkpoint 与模型的参数名差一个 module. 或 _orig_mod. 前缀：一个都对不上。",
+        "Save and load the inner model: model.module.state_dict(), model.module.load_state_dict().",
+        "保存和加载都用内层模型：model.module.state_dict()、model.module.load_state_dict()。",
+    ),
+    "wrong_evaluation": (
+        "Evaluation counts {twice} samples twice, of {count}.",
+        "评估把 {twice} 个样本算了两次（共 {count} 个）。",
+        "DistributedSampler pads. Evaluate range(rank, len(dataset), world_size) instead, and add up sums and counts.",
+        "DistributedSampler 会补齐。改为每个 rank 评估 range(rank, len(dataset), world_size)，再把总和与个数分别相加。",
+    ),
+    "wrong_evaluation:part": (
+        "Evaluation leaves out {missing} of {count} samples.",
+        "评估漏掉了 {count} 个样本中的 {missing} 个。",
+        "Evaluate without drop_last, and let the shares of all ranks together be the whole set.",
+        "评估时不要用 drop_last，并且各 rank 的部分合起来要覆盖整个数据集。",
+    ),
+    "wrong_evaluation:share": (
+        "Each rank evaluates its own share ({share} of {count} on rank 0), and no collective adds them up.",
+        "每个 rank 只评估自己的一份（rank 0 是 {count} 个中的 {share} 个），之后没有任何集合通信把结果加起来。",
+        "all_reduce the sums and the counts, then divide.",
+        "对总和与个数做 all_reduce，再相除。",
+    ),
+    "wrong_evaluation:everyone": (
+        "Every rank evaluates all {count} samples.",
+        "每个 rank 都评估了全部 {count} 个样本。",
+        "Let each rank evaluate its share and add up; or evaluate on rank 0 alone.",
+        "让每个 rank 评估自己的一份再相加，或者只在 rank 0 上评估。",
+    ),
+    "unequal_buffers": (
+        "BatchNorm's statistics differ between ranks {ranks} when they evaluate.",
+        "评估时，rank {ranks} 的 BatchNorm 统计量不同。",
+        "Broadcast the buffers from rank 0 before the evaluation, or use SyncBatchNorm.",
+        "评估之前把 buffer 从 rank 0 广播出去，或者用 SyncBatchNorm。",
+    ),
+    "collective_order": (
+        "Collective {n} is {mine} on rank {one}, but {theirs} on rank {other}.",
+        "第 {n} 个集合通信，rank {one} 是 {mine}，rank {other} 却是 {theirs}。",
+        "All ranks must call the same collectives in the same order: move them out of if rank == …",
+        "所有 rank 要以同样的顺序调用同样的集合通信：不要放在 if rank == … 里。",
+    ),
+    "collective_order:missing": (
+        "Rank {one} called {kind} ({place}), which rank {other} never reached.",
+        "rank {one} 调用了 {kind}（{place}），rank {other} 一直没有到达。",
+        "All ranks must call it: move it out of if rank == …, and let all ranks leave loops together.",
+        "所有 rank 都要调用它：不要放在 if rank == … 里，各 rank 要一起退出循环。",
+    ),
+    "collective_order:waits": (
+        "Ranks stand still in different places: {places}.",
+        "各 rank 停在不同的地方：{places}。",
+        "Find the collective that one of them has not reached; all ranks must call it.",
+        "找出其中一个 rank 没有到达的集合通信；所有 rank 都要调用它。",
+    ),
+    "slow_step": (
+        "Rank {rank} waits {share} % of the time for its DataLoader.",
+        "rank {rank} 有 {share} % 的时间在等 DataLoader。",
+        "More num_workers, persistent_workers=True; or smaller images on disk.",
+        "增加 num_workers，设置 persistent_workers=True；或者把磁盘上的图片缩小。",
+    ),
+    "slow_step:unused": (
+        "find_unused_parameters=True, and every parameter had a gradient in every step.",
+        "设置了 find_unused_parameters=True，但每一步所有参数都有梯度。",
+        "Leave it out: DDP then does not search the graph in every step.",
+        "去掉它，DDP 就不用每一步都搜索计算图。",
+    ),
+    "learning_rate": (
+        "Batch size {size} and learning rate {rate} are both as typed: all ranks together train with {total} a step.",
+        "batch size {size} 和学习率 {rate} 都是原样使用：所有 rank 合起来，每步是 {total} 个样本。",
+        "If they were chosen for one GPU: divide the batch by world_size, or raise the rate with it.",
+        "如果它们是为单卡选的：把 batch 除以 world_size，或者按比例提高学习率。",
+    ),
+}  # fmt: skip
+PAGES = {
+    "same_samples": "convert.md#step-3",
+    "overlapping_samples": "convert.md#step-3",
+    "same_order": "convert.md#step-5",
+    "unequal_steps": "troubleshooting.md#hang-causes",
+    "no_averaging": "convert.md#step-4",
+    "unequal_gradients": "convert.md#step-4",
+    "drifting_weights": "convert.md#plateau",
+    "shared_gpu": "convert.md#step-1",
+    "equal_randomness": "convert.md#random",
+    "shared_file": "convert.md#step-7",
+    "wrapped_keys": "convert.md#resume",
+    "wrong_evaluation": "convert.md#step-6",
+    "unequal_buffers": "convert.md#batchnorm",
+    "collective_order": "concepts.md#collective-rule",
+    "slow_step": "troubleshooting.md#slow-input",
+    "learning_rate": "concepts.md#learning-rate",
+}
+REASONS = {
+    "alone": ("there is one rank", "只有一个 rank"),
+    "epoch": ("needs a second epoch", "需要第二个 epoch"),
+    "iterable": ("an IterableDataset has no indices", "IterableDataset 没有下标"),
+    "files": (
+        "equal indices are different samples: files sharded by rank?",
+        "同样的下标对应不同的样本：文件按 rank 分片？",
+    ),
+    "join": ("Join allows unequal steps", "Join 允许步数不同"),
+    "steps": ("ranks made different steps", "各 rank 走的步不同"),
+    "fsdp": ("FSDP shards them", "FSDP 把它们分片了"),
+    "batches": ("needs two batches on each rank", "每个 rank 需要两个 batch"),
+    "cpu": ("no rank uses a GPU", "没有 rank 用显卡"),
+    "evaluation": ("no evaluation came to its end", "没有完整的评估"),
+    "buffers": ("no two ranks evaluated BatchNorm", "没有两个 rank 评估过 BatchNorm"),
+}
+
+
+# ---- the command ----
+class Job:
+    """The user's command, with a recorder in each of its Python processes."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        self.traces = folder / "traces"
+        self.traces.mkdir()
+        first = folder / "first"
+        first.mkdir()
+        text = SITECUSTOMIZE.format(
+            modules=HOOKED, doctor=os.path.abspath(__file__), folder=str(first)
+        )
+        (first / "sitecustomize.py").write_text(text)
+        paths = [str(first), os.environ.get("PYTHONPATH", "")]
+        own = {FOLDER: str(self.traces), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        self.process = subprocess.Popen(command, env=os.environ | own, start_new_session=True)
+        self.ended = ""  # by what, if not by itself
+        self.read = Counter()  # bytes of a trace that were counted
+        self.steps = Counter()
+
+    def wait(self, steps: int, seconds: float) -> None:
+        start = told = time.monotonic()
+        while self.process.poll() is None:
+            time.sleep(0.2)
+            now = time.monotonic()
+            if seconds and now > start + seconds:
+                self.ended = "seconds"
+                return
+            if steps and self.made(steps):
+                self.ended = "steps"
+                return
+            if now > told + 60 and self.idle() > 60:
+                told = now
+                print("doctor: no step for a minute; Ctrl-C ends it with a verdict", flush=True)
+
+    def made(self, steps: int) -> bool:
+        """Whether every process that makes steps has made so many."""
+        for path in self.traces.glob("*.jsonl"):
+            with open(path, "rb") as file:
+                file.seek(self.read[path])
+                new = file.read()
+            self.read[path] += len(new)
+            self.steps[path] += new.count(b'{"e": "step"')
+            self.steps[path] += 0 if b'{"e": "pass"' not in new else 0
+        trained = [count for count in self.steps.values() if count]
+        return bool(trained) and min(trained) >= steps
+
+    def idle(self) -> float:
+        """Seconds since any process wrote."""
+        times = [path.stat().st_mtime for path in self.traces.glob("*.jsonl")]
+        return time.time() - max(times, default=time.time())
+
+    def end(self) -> None:
+        """Ask, wait, then kill what is left of it, in other sessions too."""
+        for number, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 5)):
+            for pid in self.left():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+            limit = time.monotonic() + patience
+            while self.left() and time.monotonic() < limit:
+                self.process.poll()
+                time.sleep(0.1)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+
+    def left(self) -> list[int]:
+        mark = f"{FOLDER}={self.traces}".encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if mark in path.read_bytes().split(b"\0"):
+                    found.append(int(path.parent.name))
+        return found
+
+
+def told(ranks: list[Rank], report: Report, head: str) -> str:
+    """The verdict as text."""
+    english = report.language == 0
+    color = sys.stdout.isatty()
+    lines = [head]
+    paint = {"wrong result": 31, "hang ahead": 31, "wasted": 33, "slow": 33, "note": 36}
+    for finding in report.findings:
+        title = f"{finding.severity.upper()}  {finding.id}"
+        if color:
+            title = f"\033[{paint[finding.severity]};1m{title}\033[0m"
+        at = f"  {finding.at[0]}:{finding.at[1]}" if finding.at else ""
+        lines += ["", title + at, f"  {finding.seen}", f"  -> {finding.advice}"]
+        lines.append(f"     {finding.page}")
+    if not report.findings:
+        lines += ["", "Nothing found." if english else "没有发现问题。"]
+    lines += ["", ("checked: " if english else "已检查：") + ", ".join(report.checked)]
+    reasons = defaultdict(list)
+    for name, why in report.not_checked.items():
+        reasons[why].append(name)
+    for why, names in reasons.items():
+        lines.append(("not checked: " if english else "未检查：") + f"{', '.join(names)}: {why}")
+    return "\n".join(lines)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], usage="doctor.py [options] command ...",
+        allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("--steps", type=int, default=0, help="end the job when all ranks made them")
+    parser.add_argument("--seconds", type=float, default=0, help="end the job after them")
+    parser.add_argument("--json", metavar="FILE", help="write the verdict there too")
+    parser.add_argument("--lang", choices=["en", "zh"], help="of the verdict; else your locale's")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the usual launch line")
+    args = parser.parse_args()
+    if not args.command:
+        parser.error("no command: type your launch line after it, such as torchrun … train.py")
+    if not args.lang:
+        args.lang = "zh" if str(locale.getlocale()[0]).startswith(("zh", "Chinese")) else "en"
+    return args
+
+
+def fail(line: str) -> None:
+    print(f"doctor: error: {line}", file=sys.stderr)
+    sys.exit(2)
+
+
+def main() -> None:
+    args = parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as by Ctrl-C
+    print(
+        f"doctor: running {' '.join(args.command)}: it really trains, and writes its files",
+        flush=True,
+    )
+    with tempfile.TemporaryDirectory(prefix="doctor-") as name:
+        try:
+            job = Job(args.command, Path(name))
+        except OSError as error:
+            fail(f"the command cannot be started: {args.command[0]}: {error.strerror}")
+        try:
+            job.wait(args.steps, args.seconds)
+        except KeyboardInterrupt:
+            job.ended = "ctrl-c"
+        finally:
+            job.end()
+        ranks = read_ranks(job.traces)
+        any_trace = any(job.traces.glob("*.jsonl"))
+    status = job.process.returncode
+    if not any_trace:
+        fail(f"it ended with status {status}, and no Python process of it has used torch")
+    if not any(rank.passes or rank.steps for rank in ranks):
+        fail(f"it ended with status {status} before a loader or an optimizer was used")
+
+    report = Report(args.lang)
+    judge(ranks, report)
+    by = job.ended or f"status {status}"
+    steps = listed([len(rank.steps) for rank in ranks])
+    print("\n" + told(ranks, report, f"doctor: ranks {listed(ranks)}; steps {steps}; ended: {by}"))
+    if args.json:
+        result = {
+            "findings": [describe(finding) for finding in report.findings],
+            "checked": report.checked,
+            "not_checked": [{"id": name, "why": why} for name, why in report.not_checked.items()],
+        }
+        Path(args.json).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    if any(f.severity in SEVERITIES[:2] for f in report.findings):
+        sys.exit(1)
+    sys.exit(2 if status and not job.ended else 0)
+
+
+def describe(finding: Finding) -> dict:
+    file, line = finding.at or [None, None]
+    names = ("id", "severity", "seen", "advice", "page")
+    return {name: getattr(finding, name) for name in names} | {"file": file, "line": line}
+
+
+if __name__ == "__main__":
+    main()
