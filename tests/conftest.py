@@ -26,6 +26,7 @@ ORPHANS: list[int] = []
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-faults", action="store_true", help="into tests/FAULTS.md")
+    parser.addoption("--write-verdicts", action="store_true", help="of the doctor, for its page")
     parser.addoption("--write-outputs", action="store_true", help="of the handbook's examples")
 
 

@@ -83,19 +83,6 @@ HOOKED = ("torch", "horovod.torch")
 
 
 # ---- the recorder, in each process of the script ----
-def careful(function: Callable) -> Callable:
-    """A mistake of the recorder is noted, and never ends the script."""
-
-    @functools.wraps(function)
-    def wrapper(self: "Recorder", *args: object) -> None:
-        try:
-            function(self, *args)
-        except Exception:
-            self.event("trouble", text=traceback.format_exc()[-800:])
-
-    return wrapper
-
-
 class Recorder:
     """Writes events to this process's own file, a JSON line each, at once.
 
@@ -115,7 +102,8 @@ class Recorder:
         self.waiting = deque()  # figures on their way from a GPU
         self.passes = 0
         self.joined = False  # its rank is known
-        self.drawn = {}  # process -> batches for which draws were looked at
+        self.drawn = {}  # process -> batches that it has made
+        self.states = None  # of random numbers, before a batch was made
         self.quiet = False  # while the recorder itself opens files
         self.active = True
 
@@ -134,10 +122,10 @@ class Recorder:
     def open_files(self) -> None:
         self.pid = os.getpid()
         base = f"{self.folder}/{socket.gethostname()}-{self.pid}-{time.time_ns()}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        flags, mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
         self.quiet = True
-        self.file = os.open(f"{base}.jsonl", flags)
-        self.stacks = os.open(f"{base}.stacks", flags)
+        self.file = os.open(f"{base}.jsonl", flags, mode)
+        self.stacks = os.open(f"{base}.stacks", flags, mode)
         self.quiet = False
         host, parent = socket.gethostname(), os.getppid()
         self.event("process", pid=self.pid, parent=parent, host=host, argv=sys.argv)
@@ -147,7 +135,6 @@ class Recorder:
         self.event("rank", rank=rank, world=world, horovod=horovod)
 
     # -- data --
-    @careful
     def new_loader(self, loader: object) -> None:
         import torch
 
@@ -177,16 +164,18 @@ class Recorder:
             accelerate=type(loader).__module__.startswith("accelerate"),
         )
 
-    @careful
-    def new_pass(self, loader: object, iterator: object) -> None:
+    def new_pass(self, iterator: object, loader: object) -> None:
+        if not hasattr(iterator, "_base_seed"):
+            return  # a loader of somebody's own
         self.new_loader(loader)
         self.passes += 1
         iterator._doctor_pass = self.passes
         iterator._doctor_batches = 0
         self.event("pass", n=self.passes, loader=loader._doctor, seed=iterator._base_seed)
 
-    @careful
     def batch(self, iterator: object, batch: object, waited: float) -> None:
+        if not hasattr(iterator, "_doctor_pass"):
+            return
         iterator._doctor_batches += 1
         count = iterator._doctor_batches
         drawn = iterator.__dict__.get("_doctor_drawn")
@@ -202,8 +191,9 @@ class Recorder:
         if count == 2:
             self.evaluated(iterator)
 
-    @careful
     def end_of_pass(self, iterator: object) -> None:
+        if not hasattr(iterator, "_doctor_pass"):
+            return
         if iterator._doctor_batches == 1:
             self.evaluated(iterator)
         self.event("end", n=iterator._doctor_pass)
@@ -218,8 +208,18 @@ class Recorder:
         if found:
             self.figures("buffers", iterator._doctor_pass, found)
 
+    def before_fetch(self) -> None:
+        """Does making an item draw random numbers? Asked of two batches in each process."""
+        self.drawn[os.getpid()] = self.drawn.get(os.getpid(), 0) + 1
+        self.states = generators() if self.drawn[os.getpid()] <= 2 else None
+
+    def after_fetch(self) -> None:
+        if self.states is not None:
+            after = generators()
+            changed = [name for name, state in self.states.items() if state != after[name]]
+            self.event("drew", streams=changed)
+
     # -- training --
-    @careful
     def before_step(self, optimizer: object, *_: object) -> None:
         if self.steps == 0 and self.done:
             self.first_step(optimizer)
@@ -229,7 +229,6 @@ class Recorder:
             gradients = [p.grad for p in parameters if p.grad is not None]
             self.before = figures_of(gradients)
 
-    @careful
     def after_step(self, optimizer: object, *_: object) -> None:
         if self.done:
             return
@@ -479,8 +478,9 @@ def attach(name: str) -> None:
     if RECORDER is None:
         RECORDER = Recorder(os.environ[FOLDER])
     if name == "torch":
-        attach_to_loaders()
-        attach_to_optimizers()
+        RECORDER.event("begin")
+        attach_to_data()
+        attach_to_training()
         attach_to_collectives()
         attach_to_files()
         attach_to_the_end()
@@ -502,114 +502,82 @@ def stop(error: object = None) -> None:
     RECORDER.active = False
 
 
-def attach_to_the_end() -> None:
-    """Of a process, and of those of multiprocessing, which do not run what atexit has."""
-    import atexit
-    from multiprocessing import util
-
-    atexit.register(at_exit)
-    util.register_after_fork(RECORDER, lambda _: util.Finalize(None, at_exit, exitpriority=0))
-
-
-def at_exit() -> None:
-    if RECORDER.pid != os.getpid():
+def noted(function: Callable | None, *args: object, **kwargs: object) -> None:
+    """Call a part of the recorder. A mistake in it is noted, and never ends the script."""
+    if function is None or not RECORDER.active:
         return
-    with suppress(Exception):
-        RECORDER.drain(wait=True)
-    RECORDER.event("exit", error=repr(getattr(sys, "last_value", None)))
-    if RECORDER.pid == RECORDER.first:
-        faulthandler.cancel_dump_traceback_later()
+    try:
+        function(*args, **kwargs)
+    except Exception:
+        RECORDER.event("trouble", text=traceback.format_exc()[-800:])
 
 
-def replace(owner: object, name: str, make: object) -> None:
-    """owner.name becomes make(owner.name)."""
+def hook(owner: object, name: str, before: Callable = None, after: Callable = None) -> None:
+    """owner.name also calls before(*arguments) and after(result, *arguments)."""
     own = getattr(owner, name)
-    setattr(owner, name, functools.wraps(own)(make(own)))
+
+    @functools.wraps(own)
+    def wrapper(*args: object, **kwargs: object) -> object:
+        noted(before, *args, **kwargs)
+        result = own(*args, **kwargs)
+        noted(after, result, *args, **kwargs)
+        return result
+
+    setattr(owner, name, wrapper)
 
 
-def attach_to_loaders() -> None:
+def attach_to_data() -> None:
     from torch.utils.data import DataLoader
     from torch.utils.data._utils import fetch
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    def init(own):
-        def wrapper(self, *args, **kwargs):
-            own(self, *args, **kwargs)
-            RECORDER.new_loader(self)
+    def forget(loader: object) -> None:  # what persistent workers had drawn ahead
+        if getattr(loader, "_iterator", None) is not None:
+            loader._iterator.__dict__.pop("_doctor_drawn", None)
 
-        return wrapper
+    def drawn(indices: object, iterator: object) -> None:
+        queue = iterator.__dict__.setdefault("_doctor_drawn", deque())
+        queue.append(list(indices) if isinstance(indices, list | tuple) else [indices])
 
-    def iterate(own):
-        def wrapper(self):
-            if getattr(self, "_iterator", None) is not None:  # of persistent workers
-                self._iterator.__dict__.pop("_doctor_drawn", None)
-            iterator = own(self)
-            if hasattr(iterator, "_base_seed"):
-                RECORDER.new_pass(self, iterator)
-            return iterator
+    own_next = _BaseDataLoaderIter.__next__
 
-        return wrapper
+    @functools.wraps(own_next)
+    def following(iterator: object) -> object:
+        start = time.perf_counter()
+        try:
+            batch = own_next(iterator)
+        except StopIteration:
+            noted(RECORDER.end_of_pass, iterator)
+            raise
+        noted(RECORDER.batch, iterator, batch, time.perf_counter() - start)
+        return batch
 
-    def next_index(own):
-        def wrapper(self):
-            indices = own(self)
-            drawn = self.__dict__.setdefault("_doctor_drawn", deque())
-            drawn.append(list(indices) if isinstance(indices, list | tuple) else [indices])
-            return indices
-
-        return wrapper
-
-    def following(own):
-        def wrapper(self):
-            start = time.perf_counter()
-            known = "_doctor_pass" in self.__dict__
-            try:
-                batch = own(self)
-            except StopIteration:
-                if known:
-                    RECORDER.end_of_pass(self)
-                raise
-            if known:
-                RECORDER.batch(self, batch, time.perf_counter() - start)
-            return batch
-
-        return wrapper
-
-    def fetching(own):
-        def wrapper(self, *args):  # does making an item draw random numbers?
-            if RECORDER.drawn.get(os.getpid(), 0) >= 2:
-                return own(self, *args)
-            RECORDER.drawn[os.getpid()] = RECORDER.drawn.get(os.getpid(), 0) + 1
-            before = generators()
-            data = own(self, *args)
-            after = generators()
-            changed = [name for name in before if before[name] != after.get(name)]
-            RECORDER.event("drew", streams=changed)
-            return data
-
-        return wrapper
-
-    replace(DataLoader, "__init__", init)
-    replace(DataLoader, "__iter__", iterate)
-    replace(_BaseDataLoaderIter, "_next_index", next_index)
-    replace(_BaseDataLoaderIter, "__next__", following)
-    replace(fetch._MapDatasetFetcher, "fetch", fetching)
+    _BaseDataLoaderIter.__next__ = following
+    hook(DataLoader, "__init__", after=lambda _, loader, *a, **k: RECORDER.new_loader(loader))
+    hook(DataLoader, "__iter__", forget, lambda *made: RECORDER.new_pass(*made))
+    hook(_BaseDataLoaderIter, "_next_index", after=drawn)
+    draws = (lambda *_: RECORDER.before_fetch(), lambda *_: RECORDER.after_fetch())
+    hook(fetch._MapDatasetFetcher, "fetch", *draws)
 
 
-def attach_to_optimizers() -> None:
+def attach_to_training() -> None:
     from torch.optim import optimizer
 
-    optimizer.register_optimizer_step_pre_hook(lambda *step: RECORDER.before_step(*step))
-    optimizer.register_optimizer_step_post_hook(lambda *step: RECORDER.after_step(*step))
+    def before(trained: object, *_: object) -> None:
+        noted(RECORDER.before_step, trained)
+
+    def after(trained: object, *_: object) -> None:
+        noted(RECORDER.after_step, trained)
+
+    optimizer.register_optimizer_step_pre_hook(before)
+    optimizer.register_optimizer_step_post_hook(after)
 
 
-COLLECTIVES = (
-    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather",
-    "_allgather_base", "all_gather_single", "allgather_coalesced", "gather",
-    "gather_single", "scatter", "reduce_scatter", "_reduce_scatter_base",
-    "reduce_scatter_single", "alltoall", "alltoall_base", "all_to_all_single",
-    "barrier", "monitored_barrier",
-)  # fmt: skip
+COLLECTIVES = """
+    allreduce allreduce_coalesced broadcast reduce allgather _allgather_base all_gather_single
+    allgather_coalesced gather gather_single scatter reduce_scatter _reduce_scatter_base
+    reduce_scatter_single alltoall alltoall_base all_to_all_single barrier monitored_barrier
+""".split()
 
 
 def attach_to_collectives() -> None:
@@ -621,41 +589,22 @@ def attach_to_collectives() -> None:
     from torch.distributed import distributed_c10d
     from torch.distributed.algorithms.join import Join
 
-    def collective(own):
-        def wrapper(self, *args, **kwargs):
-            RECORDER.event(
-                "collective",
-                group=str(self.group_name),
-                kind=own.__name__.strip("_"),
-                size=size_of(args[:1]),
-                at=user_line(),
-            )
-            return own(self, *args, **kwargs)
-
-        return wrapper
-
     for name in COLLECTIVES:
         if hasattr(dist.ProcessGroup, name):
-            replace(dist.ProcessGroup, name, collective)
-
-    def joined(own):
-        def wrapper(*args, **kwargs):
-            own(*args, **kwargs)
-            RECORDER.rank(dist.get_rank(), dist.get_world_size())
-
-        return wrapper
-
-    replace(distributed_c10d, "init_process_group", joined)
+            called = functools.partial(collective, name.strip("_"))
+            hook(dist.ProcessGroup, name, before=called)
+    hook(
+        distributed_c10d, "init_process_group",
+        after=lambda *a, **k: RECORDER.rank(dist.get_rank(), dist.get_world_size()),
+    )  # fmt: skip
     dist.init_process_group = distributed_c10d.init_process_group
+    hook(Join, "__enter__", before=lambda _: RECORDER.event("join"))
 
-    def entered(own):
-        def wrapper(self):
-            RECORDER.event("join")
-            return own(self)
 
-        return wrapper
-
-    replace(Join, "__enter__", entered)
+def collective(kind: str, group: object, *args: object, **_: object) -> None:
+    name = getattr(group, "group_name", "horovod")
+    size, at = size_of(args[:1]), user_line()
+    RECORDER.event("collective", group=str(name), kind=kind, size=size, at=at)
 
 
 def size_of(parts: object) -> int:
@@ -667,65 +616,43 @@ def size_of(parts: object) -> int:
 def attach_to_horovod() -> None:
     hvd = sys.modules["horovod.torch"]
 
-    def joined(own):
-        def wrapper(*args, **kwargs):
-            own(*args, **kwargs)
-            RECORDER.rank(hvd.rank(), hvd.size(), horovod=True)
+    def averaged(tensor: object, *_: object, **__: object) -> None:
+        names = {entry.name for entry in traceback.extract_stack(limit=30)}
+        if not names & {"backward", "step", "synchronize"}:  # its own, of gradients
+            collective("allreduce", None, tensor)
 
-        return wrapper
-
-    def averaged(own):
-        def wrapper(tensor, *args, **kwargs):
-            names = {entry.name for entry in traceback.extract_stack(limit=30)}
-            if not names & {"backward", "step", "synchronize"}:
-                kind = own.__name__.strip("_")
-                RECORDER.event(
-                    "collective", group="horovod", kind=kind, size=size_of(tensor), at=user_line()
-                )
-            return own(tensor, *args, **kwargs)
-
-        return wrapper
-
-    replace(hvd, "init", joined)
+    hook(hvd, "init", after=lambda *a, **k: RECORDER.rank(hvd.rank(), hvd.size(), True))
     for name in ("_allreduce_async", "_allgather_async"):
-        replace(hvd.mpi_ops, name, averaged)
+        hook(hvd.mpi_ops, name, before=averaged)
 
 
 def attach_to_files() -> None:
     import torch
 
-    def save(own):
-        def wrapper(obj, f, *args, **kwargs):
-            if isinstance(f, str | os.PathLike):
-                wrote(os.fspath(f), "torch.save")
-            if prefix := prefix_of(obj):
-                RECORDER.event("saved", prefix=prefix, at=user_line())
-            return own(obj, f, *args, **kwargs)
+    def save(obj: object, f: object, *_: object, **__: object) -> None:
+        if isinstance(f, str | os.PathLike):
+            wrote(os.fspath(f), "torch.save")
+        if prefix := prefix_of(obj):
+            RECORDER.event("saved", prefix=prefix, at=user_line())
 
-        return wrapper
-
-    def load(own):
-        def wrapper(self, state_dict, *args, **kwargs):
-            mine = {name for name, _ in self.named_parameters()}
-            plain = {plain_key(key) for key in mine}
-            if not mine & set(state_dict) and plain & set(map(plain_key, state_dict)):
-                RECORDER.event("loaded", at=user_line())
-            return own(self, state_dict, *args, **kwargs)
-
-        return wrapper
+    def load(module: object, state_dict: dict, *_: object, **__: object) -> None:
+        mine = {name for name, _ in module.named_parameters()}
+        plain = {plain_key(key) for key in mine}
+        if not mine & set(state_dict) and plain & set(map(plain_key, state_dict)):
+            RECORDER.event("loaded", at=user_line())
 
     def audit(name: str, args: tuple) -> None:
-        if RECORDER.quiet or not RECORDER.active:
+        if RECORDER.quiet:
             return
         if name == "open" and isinstance(args[0], str | bytes) and isinstance(args[2], int):
             if args[2] & (os.O_WRONLY | os.O_RDWR):
-                wrote(os.fsdecode(args[0]), "open")
+                noted(wrote, os.fsdecode(args[0]), "open")
         elif name == "os.rename" and isinstance(args[1], str | bytes | os.PathLike):
-            wrote(os.fsdecode(args[1]), "os.replace")
+            noted(wrote, os.fsdecode(args[1]), "os.replace")
 
-    replace(torch.serialization, "save", save)
+    hook(torch.serialization, "save", save)
     torch.save = torch.serialization.save
-    replace(torch.nn.Module, "load_state_dict", load)
+    hook(torch.nn.Module, "load_state_dict", load)
     sys.addaudithook(audit)
 
 
@@ -764,6 +691,24 @@ def prefix_of(obj: object) -> str | None:
             if keys and all(key.startswith(prefix) for key in keys):
                 return prefix
     return None
+
+
+def attach_to_the_end() -> None:
+    """Of a process, and of those of multiprocessing, which do not run what atexit has."""
+    import atexit
+    from multiprocessing import util
+
+    atexit.register(at_exit)
+    util.register_after_fork(RECORDER, lambda _: util.Finalize(None, at_exit, exitpriority=0))
+
+
+def at_exit() -> None:
+    if RECORDER.pid != os.getpid():
+        return
+    noted(RECORDER.drain, True)
+    RECORDER.event("exit", error=repr(getattr(sys, "last_value", None)))
+    if RECORDER.pid == RECORDER.first:
+        faulthandler.cancel_dump_traceback_later()
 
 
 # ---- what the processes wrote ----
@@ -923,6 +868,7 @@ def read_ranks(folder: Path) -> list[Rank]:
 
 
 # ---- what is wrong ----
+LANGUAGES = ("en", "zh")
 SEVERITIES = ("wrong result", "hang ahead", "wasted", "slow", "note")
 
 
@@ -940,19 +886,24 @@ class Report:
     """Collects findings and what could not be checked, in one language."""
 
     def __init__(self, language: str) -> None:
-        self.language = ("en", "zh").index(language)
+        self.language = LANGUAGES.index(language)
         self.findings: list[Finding] = []
         self.not_checked: dict[str, str] = {}
         self.checked: list[str] = []
 
-    def find(self, name: str, severity: str, at: list | None, /, **values: object) -> None:
-        """name: a key of WORDS; what is before its colon is the finding's id."""
-        texts, advice = WORDS[name][self.language :: 2]
+    def find(self, name: str, at: list | None, /, mild: bool = False, **values: object) -> None:
+        """name: of TEXTS; mild: only a note, whatever is said there."""
+        severity, page, *texts = WORDS[name]
+        seen, advice = texts[self.language :: 2]
         which = name.split(":")[0]
-        page = f"docs/{('en', 'zh')[self.language]}/{PAGES[which]}"
-        finding = Finding(which, severity, at, texts.format(**values), advice, page)
-        if which not in [known.id for known in self.findings]:
+        if not self.has(which):
+            severity = "note" if mild else severity
+            page = f"docs/{LANGUAGES[self.language]}/{page}"
+            finding = Finding(which, severity, at, seen.format(**values), advice, page)
             self.findings.append(finding)
+
+    def choose(self, *texts: str) -> str:
+        return texts[self.language]
 
     def skip(self, which: str, why: str) -> None:
         self.not_checked[which] = REASONS[why][self.language]
@@ -967,7 +918,10 @@ def listed(ranks: list[Rank] | list[int]) -> str:
 
 
 def short(at: list | None) -> str:
-    return f"{Path(at[0]).name}:{at[1]}" if at else "?"
+    """file:line, from the current folder if it lies there."""
+    if not at:
+        return "?"
+    return f"{at[0].removeprefix(os.getcwd() + os.sep)}:{at[1]}"
 
 
 def comparable(one: Pass, other: Pass) -> bool:
@@ -1005,9 +959,8 @@ def check_shares(passes: tuple[Pass, ...], epoch: int, report: Report) -> None:
             if same and len(set(keys[n][:count])) > 1:
                 if loader["iterable"] or comparable(one, passes[m]):
                     return report.find(
-                        "same_samples", "wrong result", loader["at"],
-                        ranks=listed([m, n]), epoch=epoch, count=count,
-                    )  # fmt: skip
+                        "same_samples", loader["at"], ranks=listed([m, n]), epoch=epoch, count=count
+                    )
                 return report.skip("same_samples", "files")
     if loader["iterable"]:
         report.skip("overlapping_samples", "iterable")
@@ -1025,18 +978,20 @@ def check_shares(passes: tuple[Pass, ...], epoch: int, report: Report) -> None:
         padding = len(passes) * (loader["batch_size"] or 1)
     if twice > padding:
         return report.find(
-            "overlapping_samples", "wrong result", loader["at"],
-            epoch=epoch, twice=twice, count=sum(map(len, keys)),
-        )  # fmt: skip
+            "overlapping_samples", loader["at"], epoch=epoch, twice=twice, count=sum(map(len, keys))
+        )
 
     unseen = (loader["length"] or 0) - len(union)
     cut = len(passes) * ((loader["batch_size"] or 1) + 1)
     chosen = "Subset" in loader["sampler"] or "Weighted" in loader["sampler"]
     if all(one.ended for one in passes) and unseen > cut and not chosen:
         report.find(
-            "overlapping_samples:skipped", "wrong result", loader["at"],
-            epoch=epoch, unseen=unseen, count=loader["length"],
-        )  # fmt: skip
+            "overlapping_samples:skipped",
+            loader["at"],
+            epoch=epoch,
+            unseen=unseen,
+            count=loader["length"],
+        )
     return None
 
 
@@ -1046,7 +1001,7 @@ def check_order(before: Pass, now: Pass, report: Report) -> None:
     if now.loader["iterable"] or count < 3 or order == sorted(order, key=str):
         return
     if order == before.keys()[:count] and order != sorted(order):
-        report.find("same_order", "wrong result", now.loader["at"], count=count)
+        report.find("same_order", now.loader["at"], count=count)
 
 
 def check_steps(ranks: list[Rank], report: Report) -> None:
@@ -1061,23 +1016,37 @@ def check_steps(ranks: list[Rank], report: Report) -> None:
                 for m, other in enumerate(passes):
                     if over and len(other.batches) > len(one.batches):
                         return report.find(
-                            "unequal_steps", "hang ahead", one.loader["at"], epoch=epoch + 1,
-                            one=n, few=len(one.batches), other=m, many=len(other.batches),
-                        )  # fmt: skip
+                            "unequal_steps",
+                            one.loader["at"],
+                            epoch=epoch + 1,
+                            one=n,
+                            few=len(one.batches),
+                            other=m,
+                            many=len(other.batches),
+                        )
                     both = one.ended and other.ended
                     if both and other.steps > one.steps:
                         return report.find(
-                            "unequal_steps:skipped", "wrong result", ranks[n].steps[-1]["at"],
-                            epoch=epoch + 1, one=n, few=one.steps, other=m, many=other.steps,
-                        )  # fmt: skip
+                            "unequal_steps:skipped",
+                            ranks[n].steps[-1]["at"],
+                            epoch=epoch + 1,
+                            one=n,
+                            few=one.steps,
+                            other=m,
+                            many=other.steps,
+                        )
         epochs = [len(by.get(line, [])) for by in trained]
         for n, rank in enumerate(ranks):
             left = rank.ended.get("error") == "None" or rank.stack
             if left and epochs[n] < max(epochs) and trained[n][line][-1].ended:
                 return report.find(
-                    "unequal_steps:epochs", "hang ahead", trained[n][line][-1].loader["at"],
-                    one=n, few=epochs[n], other=epochs.index(max(epochs)), many=max(epochs),
-                )  # fmt: skip
+                    "unequal_steps:epochs",
+                    trained[n][line][-1].loader["at"],
+                    one=n,
+                    few=epochs[n],
+                    other=epochs.index(max(epochs)),
+                    many=max(epochs),
+                )
     return None
 
 
@@ -1122,15 +1091,15 @@ def check_weights(ranks: list[Rank], report: Report) -> None:
     gradients = first_difference(ranks, "gradients")
     weights = first_difference(ranks, "weights")
     if gradients and not averaged:
-        report.find("no_averaging", "wrong result", at, step=gradients[0], other=gradients[1])
+        report.find("no_averaging", at, step=gradients[0], other=gradients[1])
     elif weights and weights[0] == 0:
-        report.find("no_averaging:start", "wrong result", at, other=weights[1])
+        report.find("no_averaging:start", at, other=weights[1])
     elif gradients:
-        report.find("unequal_gradients", "wrong result", at, step=gradients[0], other=gradients[1])
+        report.find("unequal_gradients", at, step=gradients[0], other=gradients[1])
     elif rates := unequal_rates(ranks):
-        report.find("drifting_weights:rates", "wrong result", at, **rates)
+        report.find("drifting_weights:rates", at, **rates)
     elif weights:
-        report.find("drifting_weights", "wrong result", at, step=weights[0], other=weights[1])
+        report.find("drifting_weights", at, step=weights[0], other=weights[1])
 
 
 def unequal_rates(ranks: list[Rank]) -> dict | None:
@@ -1154,13 +1123,12 @@ def check_randomness(ranks: list[Rank], report: Report) -> None:
         states = [[batch["random"].get(stream) for batch in one.batches[:2]] for one in firsts]
         equal = len({state[0] for state in states}) < len(ranks)
         if equal and states[0][0] != states[0][1]:
-            severity = "wasted"
-            return report.find("equal_randomness", severity, firsts[0].loader["at"], name=stream)
+            return report.find("equal_randomness", firsts[0].loader["at"], name=stream)
     seeds = {one.seed for one in firsts}
     drew = set().union(*(rank.drew for rank in ranks))
     if firsts[0].loader["workers"] and len(seeds) < len(ranks) and drew:
         name, at = ", ".join(sorted(drew)), firsts[0].loader["at"]
-        return report.find("equal_randomness:workers", "wasted", at, name=name)
+        return report.find("equal_randomness:workers", at, name=name)
     return None
 
 
@@ -1173,10 +1141,10 @@ def check_devices(ranks: list[Rank], report: Report) -> None:
     for n, place in enumerate(mine):
         if place[1] and place in mine[:n]:
             ranks_there = listed([mine.index(place), n])
-            return report.find("shared_gpu", "wasted", at, ranks=ranks_there)
+            return report.find("shared_gpu", at, ranks=ranks_there)
         others = {own for host, own in mine if host == place[0]} - {place[1]}
         if others & set(ranks[n].device.get("used", [])):
-            return report.find("shared_gpu:memory", "wasted", at, other=n)
+            return report.find("shared_gpu:memory", at, other=n)
     return None
 
 
@@ -1190,12 +1158,12 @@ def check_files(ranks: list[Rank], report: Report) -> None:
         if len(events) > 1:
             at = next(iter(events.values()))["at"]
             values = {"ranks": listed(list(events)), "path": path}
-            return report.find("shared_file", "wrong result", at, **values)
+            return report.find("shared_file", at, **values)
     for rank in ranks:
         for event in rank.loaded[:1]:
-            return report.find("wrapped_keys:loaded", "wrong result", event["at"])
+            return report.find("wrapped_keys:loaded", event["at"])
         for event in rank.saved[:1]:
-            report.find("wrapped_keys", "note", event["at"], prefix=event["prefix"])
+            report.find("wrapped_keys", event["at"], prefix=event["prefix"])
     return None
 
 
@@ -1235,18 +1203,18 @@ def check_coverage(phase: tuple[list[Pass], ...], report: Report) -> None:
     twice = sum(counts.values()) - len(counts)
     missing = size - len(counts)
     at = loaders[0]["at"]
-    severity = "note" if loaders[0]["accelerate"] else "wrong result"
+    mild = loaders[0]["accelerate"]  # which has gather_for_metrics
 
     chosen = any(re.search("Subset|Weighted|Random", loader["sampler"]) for loader in loaders)
     if missing > 0 and not chosen:
-        return report.find("wrong_evaluation:part", severity, at, missing=missing, count=size)
+        return report.find("wrong_evaluation:part", at, mild=mild, missing=missing, count=size)
     if twice > 0 and not chosen:
-        return report.find("wrong_evaluation", severity, at, twice=twice, count=size)
+        return report.find("wrong_evaluation", at, mild=mild, twice=twice, count=size)
     if everyone and len(phase) > 1:
-        return report.find("wrong_evaluation:everyone", "wasted", at, count=size)
+        return report.find("wrong_evaluation:everyone", at, count=size)
     if len(phase) > 1 and not any(one.reduced for passes in phase for one in passes):
         share = len(phase[0][0].keys())
-        return report.find("wrong_evaluation:share", severity, at, share=share, count=size)
+        return report.find("wrong_evaluation:share", at, mild=mild, share=share, count=size)
     return None
 
 
@@ -1255,14 +1223,13 @@ def check_buffers(ranks: list[Rank], report: Report) -> None:
     found = [rank for rank in ranks if rank.figures["buffers"]]
     if len(found) < 2:
         return report.skip("unequal_buffers", "buffers")
-    values = [list(rank.figures["buffers"].values()) for rank in found]
-    for figures in zip(*values, strict=False):
-        for n, one in enumerate(figures):
-            if differ(figures[0], one):
-                evaluated = [p for passes in found[n].evaluations() for p in passes]
-                at = evaluated[0].loader["at"] if evaluated else None
-                ranks_there = listed([found[0], found[n]])
-                return report.find("unequal_buffers", "wrong result", at, ranks=ranks_there)
+    for rank in found[1:]:
+        for number, values in rank.figures["buffers"].items():
+            one = rank.passes[number]
+            for other, theirs in found[0].figures["buffers"].items():
+                if found[0].passes[other].place == one.place and differ(values, theirs):
+                    who = listed([found[0], rank])
+                    return report.find("unequal_buffers", one.loader["at"], ranks=who)
     return None
 
 
@@ -1278,7 +1245,7 @@ def check_collectives(ranks: list[Rank], report: Report) -> None:
     waits = [rank for rank in ranks if rank.stack]
     if len({short(rank.stack) for rank in waits}) > 1 and not report.has("collective_order"):
         places = "; ".join(f"rank {rank.rank}: {short(rank.stack)}" for rank in waits)
-        report.find("collective_order:waits", "hang ahead", waits[0].stack, places=places)
+        report.find("collective_order:waits", waits[0].stack, places=places)
 
 
 def check_pair(one: Rank, other: Rank, group: str, report: Report) -> None:
@@ -1287,10 +1254,14 @@ def check_pair(one: Rank, other: Rank, group: str, report: Report) -> None:
         sized = a["kind"] in ("allreduce", "broadcast", "reduce")
         if a["kind"] != b["kind"] or (sized and a["size"] != b["size"]):
             report.find(
-                "collective_order", "hang ahead", a["at"], n=n + 1, one=one.rank,
-                other=other.rank, mine=f"{a['kind']} ({a['size']}) {short(a['at'])}",
+                "collective_order",
+                a["at"],
+                n=n + 1,
+                one=one.rank,
+                other=other.rank,
+                mine=f"{a['kind']} ({a['size']}) {short(a['at'])}",
                 theirs=f"{b['kind']} ({b['size']}) {short(b['at'])}",
-            )  # fmt: skip
+            )
             return
     more, fewer = (one, other) if len(mine) > len(theirs) else (other, one)
     gone = fewer.ended.get("error") == "None" or fewer.stack
@@ -1298,9 +1269,13 @@ def check_pair(one: Rank, other: Rank, group: str, report: Report) -> None:
         event = more.collectives[group][len(fewer.collectives[group])]
         place = short(event["at"])
         report.find(
-            "collective_order:missing", "hang ahead", event["at"],
-            one=more.rank, kind=event["kind"], place=place, other=fewer.rank,
-        )  # fmt: skip
+            "collective_order:missing",
+            event["at"],
+            one=more.rank,
+            kind=event["kind"],
+            place=place,
+            other=fewer.rank,
+        )
 
 
 def check_speed(ranks: list[Rank], report: Report) -> None:
@@ -1308,7 +1283,7 @@ def check_speed(ranks: list[Rank], report: Report) -> None:
     for rank in ranks:
         model = rank.model
         if model.get("unused") and rank.steps and not any(s["without"] for s in rank.steps):
-            report.find("slow_step:unused", "slow", model["at"])
+            report.find("slow_step:unused", model["at"])
         for one in [one for passes in rank.training().values() for one in passes]:
             batches = one.batches[2:]
             if len(batches) < 10:
@@ -1317,7 +1292,7 @@ def check_speed(ranks: list[Rank], report: Report) -> None:
             share = waited / max(1e-9, batches[-1]["t"] - batches[0]["t"])
             if share > 0.3 and waited > 1:
                 share = round(100 * share)
-                report.find("slow_step", "slow", one.loader["at"], share=share, rank=rank.rank)
+                report.find("slow_step", one.loader["at"], share=share, rank=rank.rank)
 
 
 def check_rate(ranks: list[Rank], report: Report) -> None:
@@ -1337,9 +1312,7 @@ def check_rate(ranks: list[Rank], report: Report) -> None:
             values.add(float(text))
     if {size, rate} <= values and len(ranks) > 1:
         total = size * len(ranks)
-        report.find(
-            "learning_rate", "note", passes[0].loader["at"], size=size, total=total, rate=rate
-        )
+        report.find("learning_rate", passes[0].loader["at"], size=size, total=total, rate=rate)
 
 
 CHECKS = (
@@ -1379,206 +1352,194 @@ def judge(ranks: list[Rank], report: Report) -> None:
 
 
 # ---- words: seen in English and Chinese, advice in both ----
-WORDS = {
-    "same_samples": (
-        "Ranks {ranks} train on the same samples: in epoch {epoch} all {count} are equal, and in the same order.",
-        "rank {ranks} 训练用的是同样的样本：第 {epoch} 个 epoch 的 {count} 个样本完全相同，顺序也一样。",
-        "Give the DataLoader sampler=DistributedSampler(dataset), and no shuffle=True.",
-        "给 DataLoader 传入 sampler=DistributedSampler(dataset)，去掉 shuffle=True。",
-    ),
-    "overlapping_samples": (
-        "Shares overlap: in epoch {epoch}, {twice} of {count} samples came to more than one rank.",
-        "各 rank 的样本有重叠：第 {epoch} 个 epoch 的 {count} 个样本里，有 {twice} 个重复出现在不同 rank 上。",
-        "All ranks must shuffle with the same seed, then take every world_size-th sample from their rank on.",
-        "所有 rank 用同一个种子打乱，再从自己的 rank 号开始，每隔 world_size 个取一个。",
-    ),
-    "overlapping_samples:skipped": (
-        "Samples are skipped: in epoch {epoch} no rank has seen {unseen} of {count}.",
-        "有样本被漏掉：第 {epoch} 个 epoch 里，{count} 个样本中有 {unseen} 个没有任何 rank 用到。",
-        "Check how a rank takes its share: samples[rank::world_size], of the whole data set.",
-        "检查每个 rank 怎样取自己的一份：应当从整个数据集取 samples[rank::world_size]。",
-    ),
-    "same_order": (
-        "Every epoch has the same order: the first {count} samples are those of the epoch before.",
-        "每个 epoch 的顺序都一样：前 {count} 个样本与上一个 epoch 完全相同。",
-        "Call sampler.set_epoch(epoch) at the beginning of every epoch.",
-        "在每个 epoch 开头调用 sampler.set_epoch(epoch)。",
-    ),
-    "unequal_steps": (
-        "Ranks have different numbers of batches: in epoch {epoch}, rank {one} has {few}, rank {other} at least {many}.",
-        "各 rank 的 batch 数不同：第 {epoch} 个 epoch 里，rank {one} 有 {few} 个，rank {other} 至少有 {many} 个。",
-        "Give all ranks equal shares: DistributedSampler pads them; or drop_last=True, or Join.",
-        "让每个 rank 的样本一样多：DistributedSampler 会补齐；也可以用 drop_last=True 或 Join。",
-    ),
-    "unequal_steps:skipped": (
-        "Rank {one} made {few} steps in epoch {epoch}, rank {other} made {many}: some were skipped on one rank.",
-        "第 {epoch} 个 epoch 里，rank {one} 走了 {few} 步，rank {other} 走了 {many} 步：有的 rank 跳过了一些步。",
-        "Decide together: all-reduce the condition, so that all ranks skip the same steps.",
-        "一起决定：先对跳过的条件做 all-reduce，让所有 rank 跳过同样的步。",
-    ),
-    "unequal_steps:epochs": (
-        "Rank {one} left the training after {few} epochs, rank {other} began epoch {many}.",
-        "rank {one} 训练 {few} 个 epoch 后退出，rank {other} 却开始了第 {many} 个。",
-        "Decide together: let rank 0 broadcast whether to stop, or compare a reduced number.",
-        "一起决定：由 rank 0 广播是否停止，或者比较归约之后的数。",
-    ),
-    "no_averaging": (
-        "Gradients are never averaged: at step {step}, those of ranks 0 and {other} differ, and nothing adds them up.",
-        "梯度没有取平均：第 {step} 步 rank 0 和 rank {other} 的梯度不同，也没有任何操作把它们加起来。",
-        "Wrap the model in DistributedDataParallel and train the wrapper.",
-        "用 DistributedDataParallel 包装模型，并用包装后的模型训练。",
-    ),
-    "no_averaging:start": (
-        "Ranks 0 and {other} begin with different weights, so that equal gradients do not keep them together.",
-        "rank 0 和 rank {other} 的初始权重不同，即使梯度一样，也不会变得一致。",
-        "Broadcast all parameters and buffers from rank 0 before the first step; DDP does it by itself.",
-        "第一步之前，把所有参数和 buffer 从 rank 0 广播出去；DDP 会自动做这件事。",
-    ),
-    "unequal_gradients": (
-        "Gradients differ between ranks 0 and {other} at step {step}, although the script averages.",
-        "脚本做了梯度平均，但第 {step} 步 rank 0 和 rank {other} 的梯度仍然不同。",
-        "Call the DDP wrapper, not model.module; leave no_sync before the last micro-batch; change gradients on all ranks alike.",
-        "前向用包装后的模型，不要用 model.module；最后一个 micro-batch 不要放在 no_sync 里；改动梯度时各 rank 要一样。",
-    ),
-    "drifting_weights": (
-        "Weights drift: gradients are equal, and after step {step} the weights of ranks 0 and {other} are not.",
-        "权重逐渐不一致：梯度相同，但第 {step} 步之后 rank 0 和 rank {other} 的权重不同。",
-        "Use the same optimizer with the same settings on all ranks, and change weights nowhere else.",
-        "所有 rank 用同样设置的优化器，此外不要在别处改动权重。",
-    ),
-    "drifting_weights:rates": (
-        "Learning rates differ at step {step}: {mine} on rank 0, {theirs} on rank {other}.",
-        "第 {step} 步各 rank 的学习率不同：rank 0 是 {mine}，rank {other} 是 {theirs}。",
-        "Feed the scheduler with a number that is the same on all ranks: all-reduce it first.",
-        "传给 scheduler 的数要在所有 rank 上相同：先做 all-reduce。",
-    ),
-    "shared_gpu": (
-        "Ranks {ranks} use the same GPU.",
-        "rank {ranks} 在用同一块显卡。",
-        "Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything uses a GPU.",
-        "在使用显卡之前调用 torch.cuda.set_device(int(os.environ['LOCAL_RANK']))。",
-    ),
-    "shared_gpu:memory": (
-        "Rank {other} has memory on another rank's GPU.",
-        "rank {other} 在别的 rank 的显卡上占了显存。",
-        "Call torch.cuda.set_device first; load checkpoints with map_location='cpu'.",
-        "先调用 torch.cuda.set_device；加载 checkpoint 时用 map_location='cpu'。",
-    ),
-    "equal_randomness": (
-        "Ranks draw the same random numbers ({name}) where dropout or augmentation use them.",
-        "各 rank 的随机数（{name}）完全相同，而 dropout 或数据增强正在使用它们。",
-        "Seed each rank differently after the model is built: torch.manual_seed(seed + rank).",
-        "建好模型之后，让每个 rank 的种子不同：torch.manual_seed(seed + rank)。",
-    ),
-    "equal_randomness:workers": (
-        "Loader workers of all ranks draw the same random numbers ({name}) for augmentation.",
-        "各 rank 的 DataLoader worker 在数据增强里用的随机数（{name}）完全相同。",
-        "Seed each rank differently before the loader is iterated: torch.manual_seed(seed + rank).",
-        "迭代 DataLoader 之前让每个 rank 的种子不同：torch.manual_seed(seed + rank)。",
-    ),
-    "shared_file": (
-        "Ranks {ranks} all write {path}.",
-        "rank {ranks} 都在写同一个文件 {path}。",
-        "Write it on rank 0 only: if rank == 0: …",
-        "只在 rank 0 上写：if rank == 0: …",
-    ),
-    "wrapped_keys": (
-        "A checkpoint has keys that begin with {prefix}: the model without its wrapper cannot load it.",
-        "checkpoint 的键带有 {prefix} 前缀，没有包装的模型加载不了。",
-        "Save model.module.state_dict() (for torch.compile: model._orig_mod.state_dict()).",
-        "保存 model.module.state_dict()；用了 torch.compile 就保存 model._orig_mod.state_dict()。",
-    ),
-    "wrapped_keys:loaded": (
-        "A checkpoint was loaded into a model whose names differ from it by module. or _orig_mod.: nothing of it fits.",
-        "加载的 checkpoint 与模型的参数名差一个 module. 或 _orig_mod. 前缀：一个都对不上。",
-        "Save and load the inner model: model.module.state_dict(), model.module.load_state_dict().",
-        "保存和加载都用内层模型：model.module.state_dict()、model.module.load_state_dict()。",
-    ),
-    "wrong_evaluation": (
-        "Evaluation counts {twice} samples twice, of {count}.",
-        "评估把 {twice} 个样本算了两次（共 {count} 个）。",
-        "DistributedSampler pads. Evaluate range(rank, len(dataset), world_size) instead, and add up sums and counts.",
-        "DistributedSampler 会补齐。改为每个 rank 评估 range(rank, len(dataset), world_size)，再把总和与个数分别相加。",
-    ),
-    "wrong_evaluation:part": (
-        "Evaluation leaves out {missing} of {count} samples.",
-        "评估漏掉了 {count} 个样本中的 {missing} 个。",
-        "Evaluate without drop_last, and let the shares of all ranks together be the whole set.",
-        "评估时不要用 drop_last，并且各 rank 的部分合起来要覆盖整个数据集。",
-    ),
-    "wrong_evaluation:share": (
-        "Each rank evaluates its own share ({share} of {count} on rank 0), and no collective adds them up.",
-        "每个 rank 只评估自己的一份（rank 0 是 {count} 个中的 {share} 个），之后没有任何集合通信把结果加起来。",
-        "all_reduce the sums and the counts, then divide.",
-        "对总和与个数做 all_reduce，再相除。",
-    ),
-    "wrong_evaluation:everyone": (
-        "Every rank evaluates all {count} samples.",
-        "每个 rank 都评估了全部 {count} 个样本。",
-        "Let each rank evaluate its share and add up; or evaluate on rank 0 alone.",
-        "让每个 rank 评估自己的一份再相加，或者只在 rank 0 上评估。",
-    ),
-    "unequal_buffers": (
-        "BatchNorm's statistics differ between ranks {ranks} when they evaluate.",
-        "评估时，rank {ranks} 的 BatchNorm 统计量不同。",
-        "Broadcast the buffers from rank 0 before the evaluation, or use SyncBatchNorm.",
-        "评估之前把 buffer 从 rank 0 广播出去，或者用 SyncBatchNorm。",
-    ),
-    "collective_order": (
-        "Collective {n} is {mine} on rank {one}, but {theirs} on rank {other}.",
-        "第 {n} 个集合通信，rank {one} 是 {mine}，rank {other} 却是 {theirs}。",
-        "All ranks must call the same collectives in the same order: move them out of if rank == …",
-        "所有 rank 要以同样的顺序调用同样的集合通信：不要放在 if rank == … 里。",
-    ),
-    "collective_order:missing": (
-        "Rank {one} called {kind} ({place}), which rank {other} never reached.",
-        "rank {one} 调用了 {kind}（{place}），rank {other} 一直没有到达。",
-        "All ranks must call it: move it out of if rank == …, and let all ranks leave loops together.",
-        "所有 rank 都要调用它：不要放在 if rank == … 里，各 rank 要一起退出循环。",
-    ),
-    "collective_order:waits": (
-        "Ranks stand still in different places: {places}.",
-        "各 rank 停在不同的地方：{places}。",
-        "Find the collective that one of them has not reached; all ranks must call it.",
-        "找出其中一个 rank 没有到达的集合通信；所有 rank 都要调用它。",
-    ),
-    "slow_step": (
-        "Rank {rank} waits {share} % of the time for its DataLoader.",
-        "rank {rank} 有 {share} % 的时间在等 DataLoader。",
-        "More num_workers, persistent_workers=True; or smaller images on disk.",
-        "增加 num_workers，设置 persistent_workers=True；或者把磁盘上的图片缩小。",
-    ),
-    "slow_step:unused": (
-        "find_unused_parameters=True, and every parameter had a gradient in every step.",
-        "设置了 find_unused_parameters=True，但每一步所有参数都有梯度。",
-        "Leave it out: DDP then does not search the graph in every step.",
-        "去掉它，DDP 就不用每一步都搜索计算图。",
-    ),
-    "learning_rate": (
-        "Batch size {size} and learning rate {rate} are both as typed: all ranks together train with {total} a step.",
-        "batch size {size} 和学习率 {rate} 都是原样使用：所有 rank 合起来，每步是 {total} 个样本。",
-        "If they were chosen for one GPU: divide the batch by world_size, or raise the rate with it.",
-        "如果它们是为单卡选的：把 batch 除以 world_size，或者按比例提高学习率。",
-    ),
-}  # fmt: skip
-PAGES = {
-    "same_samples": "convert.md#step-3",
-    "overlapping_samples": "convert.md#step-3",
-    "same_order": "convert.md#step-5",
-    "unequal_steps": "troubleshooting.md#hang-causes",
-    "no_averaging": "convert.md#step-4",
-    "unequal_gradients": "convert.md#step-4",
-    "drifting_weights": "convert.md#plateau",
-    "shared_gpu": "convert.md#step-1",
-    "equal_randomness": "convert.md#random",
-    "shared_file": "convert.md#step-7",
-    "wrapped_keys": "convert.md#resume",
-    "wrong_evaluation": "convert.md#step-6",
-    "unequal_buffers": "convert.md#batchnorm",
-    "collective_order": "concepts.md#collective-rule",
-    "slow_step": "troubleshooting.md#slow-input",
-    "learning_rate": "concepts.md#learning-rate",
-}
+# For each finding: name | severity | page, then what was seen and what to do, each in
+# English and in Chinese. What follows a colon in a name tells kinds of a finding apart.
+TEXTS = """
+same_samples | wrong result | convert.md#step-3
+Ranks {ranks} train on the same samples: in epoch {epoch} all {count} are the same, in the same order.
+rank {ranks} 训练用的是同样的样本：第 {epoch} 个 epoch 的 {count} 个样本完全相同，顺序也一样。
+Give the DataLoader sampler=DistributedSampler(dataset), and no shuffle=True.
+给 DataLoader 传入 sampler=DistributedSampler(dataset)，去掉 shuffle=True。
+
+overlapping_samples | wrong result | convert.md#step-3
+Shares overlap: in epoch {epoch}, {twice} of {count} samples came to more than one rank.
+各 rank 的样本有重叠：第 {epoch} 个 epoch 的 {count} 个样本里，有 {twice} 个重复出现在不同 rank 上。
+All ranks must shuffle with the same seed, then take every world_size-th sample from their rank on.
+所有 rank 用同一个种子打乱，再从自己的 rank 号开始，每隔 world_size 个取一个。
+
+overlapping_samples:skipped | wrong result | convert.md#step-3
+Samples are skipped: in epoch {epoch} no rank has seen {unseen} of {count}.
+有样本被漏掉：第 {epoch} 个 epoch 里，{count} 个样本中有 {unseen} 个没有任何 rank 用到。
+Check how a rank takes its share: samples[rank::world_size], of the whole data set.
+检查每个 rank 怎样取自己的一份：应当从整个数据集取 samples[rank::world_size]。
+
+same_order | wrong result | convert.md#step-5
+Every epoch has the same order: the first {count} samples are those of the epoch before.
+每个 epoch 的顺序都一样：前 {count} 个样本与上一个 epoch 完全相同。
+Call sampler.set_epoch(epoch) at the beginning of every epoch.
+在每个 epoch 开头调用 sampler.set_epoch(epoch)。
+
+unequal_steps | hang ahead | troubleshooting.md#hang-causes
+Ranks have different numbers of batches: in epoch {epoch}, rank {one} has {few}, rank {other} at least {many}.
+各 rank 的 batch 数不同：第 {epoch} 个 epoch 里，rank {one} 有 {few} 个，rank {other} 至少有 {many} 个。
+Give all ranks equal shares: DistributedSampler pads them; or drop_last=True, or Join.
+让每个 rank 的样本一样多：DistributedSampler 会补齐；也可以用 drop_last=True 或 Join。
+
+unequal_steps:skipped | wrong result | troubleshooting.md#hang-causes
+Rank {one} made {few} steps in epoch {epoch}, rank {other} made {many}: some were skipped on one rank.
+第 {epoch} 个 epoch 里，rank {one} 走了 {few} 步，rank {other} 走了 {many} 步：有的 rank 跳过了一些步。
+Decide together: all-reduce the condition, so that all ranks skip the same steps.
+一起决定：先对跳过的条件做 all-reduce，让所有 rank 跳过同样的步。
+
+unequal_steps:epochs | hang ahead | troubleshooting.md#hang-causes
+Rank {one} left the training after {few} epochs, rank {other} began epoch {many}.
+rank {one} 训练 {few} 个 epoch 后退出，rank {other} 却开始了第 {many} 个。
+Decide together: let rank 0 broadcast whether to stop, or compare a reduced number.
+一起决定：由 rank 0 广播是否停止，或者比较归约之后的数。
+
+no_averaging | wrong result | convert.md#step-4
+Gradients are never averaged: at step {step}, those of ranks 0 and {other} differ, and nothing adds them up.
+梯度没有取平均：第 {step} 步 rank 0 和 rank {other} 的梯度不同，也没有任何操作把它们加起来。
+Wrap the model in DistributedDataParallel and train the wrapper.
+用 DistributedDataParallel 包装模型，并用包装后的模型训练。
+
+no_averaging:start | wrong result | convert.md#step-4
+Ranks 0 and {other} begin with different weights, so that equal gradients do not keep them together.
+rank 0 和 rank {other} 的初始权重不同，即使梯度一样，也不会变得一致。
+Broadcast all parameters and buffers from rank 0 before the first step; DDP does it by itself.
+第一步之前，把所有参数和 buffer 从 rank 0 广播出去；DDP 会自动做这件事。
+
+unequal_gradients | wrong result | convert.md#step-4
+Gradients differ between ranks 0 and {other} at step {step}, although the script averages.
+脚本做了梯度平均，但第 {step} 步 rank 0 和 rank {other} 的梯度仍然不同。
+Call the DDP wrapper, not model.module; leave no_sync before the last micro-batch; change gradients on all ranks alike.
+前向用包装后的模型，不要用 model.module；最后一个 micro-batch 不要放在 no_sync 里；改动梯度时各 rank 要一样。
+
+drifting_weights | wrong result | convert.md#plateau
+Weights drift: gradients are equal, and after step {step} the weights of ranks 0 and {other} are not.
+权重逐渐不一致：梯度相同，但第 {step} 步之后 rank 0 和 rank {other} 的权重不同。
+Use the same optimizer with the same settings on all ranks, and change weights nowhere else.
+所有 rank 用同样设置的优化器，此外不要在别处改动权重。
+
+drifting_weights:rates | wrong result | convert.md#plateau
+Learning rates differ at step {step}: {mine:g} on rank 0, {theirs:g} on rank {other}.
+第 {step} 步各 rank 的学习率不同：rank 0 是 {mine:g}，rank {other} 是 {theirs:g}。
+Feed the scheduler with a number that is the same on all ranks: all-reduce it first.
+传给 scheduler 的数要在所有 rank 上相同：先做 all-reduce。
+
+shared_gpu | wasted | convert.md#step-1
+Ranks {ranks} use the same GPU.
+rank {ranks} 在用同一块显卡。
+Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything uses a GPU.
+在使用显卡之前调用 torch.cuda.set_device(int(os.environ['LOCAL_RANK']))。
+
+shared_gpu:memory | wasted | convert.md#step-1
+Rank {other} has memory on another rank's GPU.
+rank {other} 在别的 rank 的显卡上占了显存。
+Call torch.cuda.set_device first; load checkpoints with map_location='cpu'.
+先调用 torch.cuda.set_device；加载 checkpoint 时用 map_location='cpu'。
+
+equal_randomness | wasted | convert.md#random
+Ranks draw the same random numbers ({name}) where dropout or augmentation use them.
+各 rank 的随机数（{name}）完全相同，而 dropout 或数据增强正在使用它们。
+Seed each rank differently after the model is built: torch.manual_seed(seed + rank).
+建好模型之后，让每个 rank 的种子不同：torch.manual_seed(seed + rank)。
+
+equal_randomness:workers | wasted | convert.md#random
+Loader workers of all ranks draw the same random numbers ({name}) for augmentation.
+各 rank 的 DataLoader worker 在数据增强里用的随机数（{name}）完全相同。
+Seed each rank differently before the loader is iterated: torch.manual_seed(seed + rank).
+迭代 DataLoader 之前让每个 rank 的种子不同：torch.manual_seed(seed + rank)。
+
+shared_file | wrong result | convert.md#step-7
+Ranks {ranks} all write {path}.
+rank {ranks} 都在写同一个文件 {path}。
+Write it on rank 0 only: if rank == 0: …
+只在 rank 0 上写：if rank == 0: …
+
+wrapped_keys | note | convert.md#resume
+A checkpoint has keys that begin with {prefix}: the model without its wrapper cannot load it.
+checkpoint 的键带有 {prefix} 前缀，没有包装的模型加载不了。
+Save model.module.state_dict() (for torch.compile: model._orig_mod.state_dict()).
+保存 model.module.state_dict()；用了 torch.compile 就保存 model._orig_mod.state_dict()。
+
+wrapped_keys:loaded | wrong result | convert.md#resume
+A checkpoint was loaded into a model whose names differ from it by module. or _orig_mod.: nothing of it fits.
+加载的 checkpoint 与模型的参数名差一个 module. 或 _orig_mod. 前缀：一个都对不上。
+Save and load the inner model: model.module.state_dict(), model.module.load_state_dict().
+保存和加载都用内层模型：model.module.state_dict()、model.module.load_state_dict()。
+
+wrong_evaluation | wrong result | convert.md#step-6
+Evaluation counts {twice} samples twice, of {count}.
+评估把 {twice} 个样本算了两次（共 {count} 个）。
+DistributedSampler pads. Evaluate range(rank, len(dataset), world_size) instead, and add up sums and counts.
+DistributedSampler 会补齐。改为每个 rank 评估 range(rank, len(dataset), world_size)，再把总和与个数分别相加。
+
+wrong_evaluation:part | wrong result | convert.md#step-6
+Evaluation leaves out {missing} of {count} samples.
+评估漏掉了 {count} 个样本中的 {missing} 个。
+Evaluate without drop_last, and let the shares of all ranks together be the whole set.
+评估时不要用 drop_last，并且各 rank 的部分合起来要覆盖整个数据集。
+
+wrong_evaluation:share | wrong result | convert.md#step-6
+Each rank evaluates its own share ({share} of {count} on rank 0), and no collective adds them up.
+每个 rank 只评估自己的一份（rank 0 是 {count} 个中的 {share} 个），之后没有任何集合通信把结果加起来。
+all_reduce the sums and the counts, then divide.
+对总和与个数做 all_reduce，再相除。
+
+wrong_evaluation:everyone | wasted | convert.md#step-6
+Every rank evaluates all {count} samples.
+每个 rank 都评估了全部 {count} 个样本。
+Let each rank evaluate its share and add up; or evaluate on rank 0 alone.
+让每个 rank 评估自己的一份再相加，或者只在 rank 0 上评估。
+
+unequal_buffers | wrong result | convert.md#batchnorm
+BatchNorm's statistics differ between ranks {ranks} when they evaluate.
+评估时，rank {ranks} 的 BatchNorm 统计量不同。
+Broadcast the buffers from rank 0 before the evaluation, or use SyncBatchNorm.
+评估之前把 buffer 从 rank 0 广播出去，或者用 SyncBatchNorm。
+
+collective_order | hang ahead | concepts.md#collective-rule
+Collective {n} is {mine} on rank {one}, but {theirs} on rank {other}.
+第 {n} 个集合通信，rank {one} 是 {mine}，rank {other} 却是 {theirs}。
+All ranks must call the same collectives in the same order: move them out of if rank == …
+所有 rank 要以同样的顺序调用同样的集合通信：不要放在 if rank == … 里。
+
+collective_order:missing | hang ahead | concepts.md#collective-rule
+Rank {one} called {kind} ({place}), which rank {other} never reached.
+rank {one} 调用了 {kind}（{place}），rank {other} 一直没有到达。
+All ranks must call it: move it out of if rank == …, and let all ranks leave loops together.
+所有 rank 都要调用它：不要放在 if rank == … 里，各 rank 要一起退出循环。
+
+collective_order:waits | hang ahead | concepts.md#collective-rule
+Ranks stand still in different places: {places}.
+各 rank 停在不同的地方：{places}。
+Find the collective that one of them has not reached; all ranks must call it.
+找出其中一个 rank 没有到达的集合通信；所有 rank 都要调用它。
+
+slow_step | slow | troubleshooting.md#slow-input
+Rank {rank} waits {share} % of the time for its DataLoader.
+rank {rank} 有 {share} % 的时间在等 DataLoader。
+More num_workers, persistent_workers=True; or smaller images on disk.
+增加 num_workers，设置 persistent_workers=True；或者把磁盘上的图片缩小。
+
+slow_step:unused | slow | troubleshooting.md#slow-input
+find_unused_parameters=True, and every parameter had a gradient in every step.
+设置了 find_unused_parameters=True，但每一步所有参数都有梯度。
+Leave it out: DDP then does not search the graph in every step.
+去掉它，DDP 就不用每一步都搜索计算图。
+
+learning_rate | note | concepts.md#learning-rate
+Batch size {size} and learning rate {rate} are both as typed: all ranks together train with {total} a step.
+batch size {size} 和学习率 {rate} 都是原样使用：所有 rank 合起来，每步是 {total} 个样本。
+If they were chosen for one GPU: divide the batch by world_size, or raise the rate with it.
+如果它们是为单卡选的：把 batch 除以 world_size，或者按比例提高学习率。
+"""  # noqa: E501
+WORDS = {}
+for _text in TEXTS.strip().split("\n\n"):
+    _head, *_lines = _text.splitlines()
+    _name, _severity, _page = _head.split(" | ")
+    WORDS[_name] = (_severity, _page, *_lines)
 REASONS = {
     "alone": ("there is one rank", "只有一个 rank"),
     "epoch": ("needs a second epoch", "需要第二个 epoch"),
@@ -1640,7 +1601,6 @@ class Job:
                 new = file.read()
             self.read[path] += len(new)
             self.steps[path] += new.count(b'{"e": "step"')
-            self.steps[path] += 0 if b'{"e": "pass"' not in new else 0
         trained = [count for count in self.steps.values() if count]
         return bool(trained) and min(trained) >= steps
 
@@ -1672,35 +1632,39 @@ class Job:
         return found
 
 
-def told(ranks: list[Rank], report: Report, head: str) -> str:
-    """The verdict as text."""
-    english = report.language == 0
-    color = sys.stdout.isatty()
-    lines = [head]
-    paint = {"wrong result": 31, "hang ahead": 31, "wasted": 33, "slow": 33, "note": 36}
+PAINT = {"wrong result": 31, "hang ahead": 31, "wasted": 33, "slow": 33, "note": 36}
+
+
+def shown(finding: Finding, color: bool = False) -> list[str]:
+    """A finding as lines of text."""
+    title = f"{finding.severity.upper()}  {finding.id}"
+    if color:
+        title = f"\033[{PAINT[finding.severity]};1m{title}\033[0m"
+    at = f"  {short(finding.at)}" if finding.at else ""
+    return [title + at, f"  {finding.seen}", f"  -> {finding.advice}", f"     {finding.page}"]
+
+
+def verdict(report: Report) -> str:
+    lines = []
     for finding in report.findings:
-        title = f"{finding.severity.upper()}  {finding.id}"
-        if color:
-            title = f"\033[{paint[finding.severity]};1m{title}\033[0m"
-        at = f"  {finding.at[0]}:{finding.at[1]}" if finding.at else ""
-        lines += ["", title + at, f"  {finding.seen}", f"  -> {finding.advice}"]
-        lines.append(f"     {finding.page}")
+        lines += shown(finding, sys.stdout.isatty()) + [""]
     if not report.findings:
-        lines += ["", "Nothing found." if english else "没有发现问题。"]
-    lines += ["", ("checked: " if english else "已检查：") + ", ".join(report.checked)]
+        lines += [report.choose("Nothing found.", "没有发现问题。"), ""]
+    lines.append(report.choose("Checked: ", "已检查：") + ", ".join(report.checked))
     reasons = defaultdict(list)
     for name, why in report.not_checked.items():
         reasons[why].append(name)
     for why, names in reasons.items():
-        lines.append(("not checked: " if english else "未检查：") + f"{', '.join(names)}: {why}")
+        lines.append(report.choose("Not checked: ", "未检查：") + f"{', '.join(names)} ({why})")
     return "\n".join(lines)
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], usage="doctor.py [options] command ...",
+        description=__doc__.splitlines()[0],
+        usage="doctor.py [options] command ...",
         allow_abbrev=False,
-    )  # fmt: skip
+    )
     parser.add_argument("--steps", type=int, default=0, help="end the job when all ranks made them")
     parser.add_argument("--seconds", type=float, default=0, help="end the job after them")
     parser.add_argument("--json", metavar="FILE", help="write the verdict there too")
@@ -1749,7 +1713,8 @@ def main() -> None:
     judge(ranks, report)
     by = job.ended or f"status {status}"
     steps = listed([len(rank.steps) for rank in ranks])
-    print("\n" + told(ranks, report, f"doctor: ranks {listed(ranks)}; steps {steps}; ended: {by}"))
+    print(f"\ndoctor: ranks {listed(ranks)}; steps {steps}; ended: {by}\n")
+    print(verdict(report))
     if args.json:
         result = {
             "findings": [describe(finding) for finding in report.findings],

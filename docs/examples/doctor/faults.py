@@ -7,6 +7,7 @@ python tools/doctor.py torchrun --nproc-per-node 2 broken.py
 import sys
 from pathlib import Path
 
+RIGHT = Path(__file__).with_name("right.py")
 # finding -> what stands in right.py, what stands there instead; and so on
 FAULTS = {
     "same_samples": ("DistributedSampler(train_set)", "DistributedSampler(train_set, 1, 0)"),
@@ -56,15 +57,18 @@ FAULTS = {
 }
 
 
-def broken(fault: str) -> str:
-    """right.py with one fault."""
-    text = Path(__file__).with_name("right.py").read_text()
-    words = FAULTS[fault]
+def changed(text: str, words: tuple[str, ...]) -> str:
+    """The text with every second of these words in place of the one before it."""
     for old, new in zip(words[::2], words[1::2], strict=True):
         if text.count(old) != 1:
-            raise ValueError(f"{fault}: {old!r} is {text.count(old)} times in right.py")
+            raise ValueError(f"{old!r} is {text.count(old)} times in it")
         text = text.replace(old, new)
     return text
+
+
+def broken(fault: str) -> str:
+    """right.py with one fault."""
+    return changed(RIGHT.read_text(), FAULTS[fault])
 
 
 if __name__ == "__main__":
