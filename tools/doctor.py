@@ -161,7 +161,7 @@ class Recorder:
             drop_last=bool(getattr(loader, "drop_last", False)),
             batch_size=loader.batch_size,
             workers=loader.num_workers,
-            accelerate=type(loader).__module__.startswith("accelerate"),
+            accelerate="accelerate" in sys.modules,
         )
 
     def new_pass(self, iterator: object, loader: object) -> None:
@@ -171,7 +171,8 @@ class Recorder:
         self.passes += 1
         iterator._doctor_pass = self.passes
         iterator._doctor_batches = 0
-        self.event("pass", n=self.passes, loader=loader._doctor, seed=iterator._base_seed)
+        total, seed = length_of(iterator), iterator._base_seed
+        self.event("pass", n=self.passes, loader=loader._doctor, seed=seed, total=total)
 
     def batch(self, iterator: object, batch: object, waited: float) -> None:
         if not hasattr(iterator, "_doctor_pass"):
@@ -721,8 +722,13 @@ class Pass:
     place: int  # steps before it
     batches: list[dict] = field(default_factory=list)
     ended: bool = False
+    total: int | None = None  # batches that it should have
     steps: int = 0
     reduced: bool = False  # a collective after its first batch, before the next step
+
+    def whole(self) -> bool:
+        """All batches came; not all programs ask for one more to see that there is none."""
+        return self.ended or len(self.batches) == self.total
 
     def keys(self) -> list:
         """What tells samples apart: indices, or what an IterableDataset has made."""
@@ -759,18 +765,18 @@ class Rank:
     stack: list | None = None  # the user's line where it stood still
 
     def training(self) -> dict[str, list[Pass]]:
-        """Passes with steps, by the line of their loader."""
+        """Passes with steps, by the line of their loader; the last may have none yet."""
+        passes = list(self.passes.values())
         most = Counter()
-        for one in self.passes.values():
-            line = str(one.loader["at"])
-            most[line] = max(most[line], one.steps)
+        for one in passes:
+            most[one.loader["id"]] = max(most[one.loader["id"]], one.steps)
+        least = 1 if max(most.values(), default=0) == 1 else 2  # one: an evaluation cut short
+
         found = defaultdict(list)
-        for one in self.passes.values():
-            line = str(one.loader["at"])
-            trains = most[line] > 1 or most[line] == max(most.values()) == 1
-            begun = one.batches and not one.ended and one is list(self.passes.values())[-1]
-            if trains and (one.steps or begun):
-                found[line].append(one)
+        for one in passes:
+            begun = one is passes[-1] and one.batches and not one.ended
+            if most[one.loader["id"]] >= least and (one.steps or begun):
+                found[str(one.loader["at"])].append(one)
         return found
 
     def evaluations(self) -> list[list[Pass]]:
@@ -778,7 +784,7 @@ class Rank:
         trained = [one for passes in self.training().values() for one in passes]
         found = defaultdict(list)
         for one in self.passes.values():
-            if one not in trained and one.batches and (one.place or not self.steps):
+            if one not in trained and one.whole() and (one.place or not self.steps):
                 found[one.place].append(one)
         return list(found.values())
 
@@ -807,17 +813,19 @@ def read_process(path: Path) -> Rank:
             loaders[event["id"]] = event
         elif kind == "pass":
             loader = loaders[event["loader"]]
+            recent = [one for one in recent if one.loader is not loader]  # left unfinished
             rank.passes[event["n"]] = Pass(loader, event["seed"], len(rank.steps))
+            rank.passes[event["n"]].total = event["total"]
         elif kind == "batch":
             one.batches.append(event)
-            if one not in recent:
-                recent.append(one)
+            recent = [other for other in recent if other is not one] + [one]
         elif kind == "end":
             one.ended = True
         elif kind == "step":
             rank.steps.append(event)
             for trained in recent:
-                trained.steps += not trained.ended
+                evaluation = trained.whole() and trained is not recent[-1]
+                trained.steps += not trained.ended and not evaluation
             recent = []
         elif kind == "collective":
             rank.collectives[event["group"]].append(event)
@@ -984,7 +992,7 @@ def check_shares(passes: tuple[Pass, ...], epoch: int, report: Report) -> None:
     unseen = (loader["length"] or 0) - len(union)
     cut = len(passes) * ((loader["batch_size"] or 1) + 1)
     chosen = "Subset" in loader["sampler"] or "Weighted" in loader["sampler"]
-    if all(one.ended for one in passes) and unseen > cut and not chosen:
+    if all(one.whole() for one in passes) and unseen > cut and not chosen:
         report.find(
             "overlapping_samples:skipped",
             loader["at"],
@@ -1172,10 +1180,8 @@ def check_evaluation(ranks: list[Rank], report: Report) -> None:
     phases = [rank.evaluations() for rank in ranks]
     if not any(phases):
         return report.skip("wrong_evaluation", "evaluation")
-    for phase in zip(*(own for own in phases if own), strict=False):
-        if all(one.ended for passes in phase for one in passes):
-            return check_coverage(phase, report)
-    return report.skip("wrong_evaluation", "evaluation")
+    check_coverage(next(zip(*filter(None, phases), strict=False)), report)
+    return None
 
 
 def check_coverage(phase: tuple[list[Pass], ...], report: Report) -> None:
