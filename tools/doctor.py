@@ -39,7 +39,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FOLDER = "DOCTOR_FOLDER"  # environment variable: where recorders write
-MOST_INDICES = 500_000  # of a pass over a loader, kept for comparison
 MOST_CONTENTS = 100  # batches of a pass whose items are looked at
 EVERY = 10  # steps: after the first twenty, each tenth is compared
 GROUPS = 16  # of parameters: figures for each of them
@@ -241,7 +240,6 @@ class Recorder:
             "step",
             n=self.steps,
             at=user_line(),
-            optimizer=id(optimizer) % 10**6,
             rates=[rate for rate in rates if isinstance(rate, int | float)],
             without=sum(p.grad is None for p in parameters),
         )
@@ -269,7 +267,6 @@ class Recorder:
         if model is None:
             return
         self.models.append(weakref.ref(model))
-        names = {id(p): name for name, p in model.named_parameters()}
         found = {"wrappers": [], "unused": False, "group": None, "at": user_line()}
         for module in model.modules():
             name = type(module).__name__
@@ -280,7 +277,6 @@ class Recorder:
             if name == "DistributedDataParallel" and hasattr(module, "process_group"):
                 found["unused"] = bool(getattr(module, "find_unused_parameters", False))
                 found["group"] = dist.get_process_group_ranks(module.process_group)
-        found["names"] = [names.get(id(p), "?") for p in parameters]
         found["sizes"] = [p.numel() for p in parameters]
         self.event("model", **found)
 
