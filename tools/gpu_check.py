@@ -349,32 +349,32 @@ def shared_device(box: Box) -> str:
 
 
 # ---- speed ----
-def benchmark(box: Box, part: str, ranks: int, *words: object) -> list[str]:
-    """The rows of the first table that the benchmark prints; its figures go to box.data."""
-    out = box.folder / f"{part}-{ranks}"
+def benchmark(box: Box, part: str, head: str, ranks: int, *words: object) -> str:
+    """The rows of the table with this head; all figures go to box.data."""
+    out = Path(tempfile.mkdtemp(dir=box.folder), "result")
     small = ["--steps", 2, "--image-size", 32, "--batch-size-per-rank", 8, "--arch", "resnet18"]
     words = [*words, *(small if box.device == "cpu" else ["--steps", 20]), "--processes", ranks]
     box.run([*PYTHON, BENCHMARK, f"--{part}", "--rounds", 2, *words, "--out", out], 400)
     box.data[ranks] = json.loads((out / "benchmark.json").read_text())
-    table = [line.strip("| ") for line in box.output.splitlines() if line.startswith("| ")]
-    return table[2:]
+    table = box.output[box.output.index(f"| {head} |") :].split("\n\n")[0].splitlines()
+    return "; ".join(line.strip("| ") for line in table[2:])
 
 
 @check("speed", "02 against a plain DDP script")
 def training(box: Box) -> str:
     kinds = ["reference", "02", "02 bf16", "02 compile", "02 bf16 compile", "04 fp16"]
     variants = ",".join(kinds[:2] if box.device == "cpu" else kinds)
-    return "; ".join(benchmark(box, "train", box.ranks, "--variants", variants))
+    return benchmark(box, "train", "variant", box.ranks, "--variants", variants)
 
 
 @check("speed", "02's loop against a bare one")
 def loop(box: Box) -> str:
-    return "; ".join(benchmark(box, "loop", box.ranks))
+    return benchmark(box, "loop", "loop", box.ranks)
 
 
 @check("speed", "JPEG images a second, one core")
 def jpegs(box: Box) -> str:
-    return "; ".join(benchmark(box, "input", box.ranks))
+    return benchmark(box, "input", "pictures", box.ranks)
 
 
 @check("speed", "from one rank to all")
@@ -382,7 +382,7 @@ def scaling(box: Box) -> str:
     if box.gpus == 1:
         raise NotHere("one GPU")
     for ranks in sorted({1, 2, box.ranks // 2, box.ranks}):
-        benchmark(box, "train", ranks, "--variants", "02 bf16")
+        benchmark(box, "train", "variant", ranks, "--variants", "02 bf16")
     rates = {n: found["summary"]["variants"]["02 bf16"]["train"] for n, found in box.data.items()}
     return ", ".join(f"{n}: {rate['median']:.0f} images/s" for n, rate in rates.items())
 
