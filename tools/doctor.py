@@ -894,6 +894,7 @@ class Report:
         self.findings: list[Finding] = []
         self.not_checked: dict[str, str] = {}
         self.checked: list[str] = []
+        self.all_ranks = True  # or only those of one machine of several
 
     def find(self, name: str, at: list | None, /, mild: bool = False, **values: object) -> None:
         """name: of TEXTS; mild: only a note, whatever is said there."""
@@ -988,7 +989,8 @@ def check_shares(passes: tuple[Pass, ...], epoch: int, report: Report) -> None:
     unseen = (loader["length"] or 0) - len(union)
     cut = len(passes) * ((loader["batch_size"] or 1) + 1)
     chosen = "Subset" in loader["sampler"] or "Weighted" in loader["sampler"]
-    if all(one.whole() for one in passes) and unseen > cut and not chosen:
+    whole = report.all_ranks and all(one.whole() for one in passes)
+    if whole and unseen > cut and not chosen:
         report.find(
             "overlapping_samples:skipped",
             loader["at"],
@@ -1173,6 +1175,8 @@ def check_files(ranks: list[Rank], report: Report) -> None:
 
 def check_evaluation(ranks: list[Rank], report: Report) -> None:
     """Is each sample evaluated once, and is the sum of all ranks reported?"""
+    if not report.all_ranks:
+        return report.skip("wrong_evaluation", "machines")
     phases = [rank.evaluations() for rank in ranks]
     if not any(phases):
         return report.skip("wrong_evaluation", "evaluation")
@@ -1222,6 +1226,8 @@ def check_coverage(phase: tuple[list[Pass], ...], report: Report) -> None:
 
 def check_buffers(ranks: list[Rank], report: Report) -> None:
     """Are BatchNorm's statistics equal where ranks evaluate?"""
+    if report.has("unequal_steps"):
+        return report.skip("unequal_buffers", "steps")
     found = [rank for rank in ranks if rank.figures["buffers"]]
     if len(found) < 2:
         return report.skip("unequal_buffers", "buffers")
@@ -1340,6 +1346,7 @@ def judge(ranks: list[Rank], report: Report) -> None:
         groups[tuple(rank.model.get("group") or ())].append(rank)
     if any(len(group) == 1 for group in groups.values()):
         groups = {(): ranks}
+    report.all_ranks = len(ranks) == ranks[0].world
     for rank in ranks:
         if rank.trouble:
             report.not_checked["all"] = f"the recorder had a problem: {rank.trouble}"
@@ -1551,6 +1558,7 @@ REASONS = {
         "同样的下标对应不同的样本：文件按 rank 分片？",
     ),
     "join": ("Join allows unequal steps", "Join 允许步数不同"),
+    "machines": ("other ranks are on other machines", "其他 rank 在别的机器上"),
     "steps": ("ranks made different steps", "各 rank 走的步不同"),
     "fsdp": ("FSDP shards them", "FSDP 把它们分片了"),
     "batches": ("needs two batches on each rank", "每个 rank 需要两个 batch"),
