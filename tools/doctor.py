@@ -202,7 +202,8 @@ class Recorder:
         """The buffers with which a batch was evaluated: that of a pass without steps."""
         models = [model() for model in self.models] or [find_models(set())]
         found = []
-        for module in [part for model in models if model for part in model.modules()]:
+        known = [model for model in models if model is not None]  # some models have no bool()
+        for module in [part for model in known for part in model.modules()]:
             if getattr(module, "running_mean", None) is not None and not module.training:
                 found += [module.running_mean, module.running_var]
         if found:
