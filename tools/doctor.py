@@ -113,7 +113,11 @@ class Recorder:
             self.open_files()
 
         line = json.dumps({"e": what, "t": round(time.time(), 3), **fields})
-        os.write(self.file, line.encode() + b"\n")
+        try:
+            os.write(self.file, line.encode() + b"\n")
+        except OSError:  # a full disk
+            self.active = False
+            return
         if self.pid == self.first and time.monotonic() > self.armed + 1:
             self.armed = time.monotonic()
             faulthandler.dump_traceback_later(IDLE, file=self.stacks)
@@ -268,11 +272,17 @@ class Recorder:
         if model is None:
             return
         self.models.append(weakref.ref(model))
-        found = {"wrappers": [], "unused": False, "group": None, "at": user_line()}
+        sharded = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
+        found = {
+            "wrappers": ["sharded"] * sharded,
+            "unused": False,
+            "group": None,
+            "at": user_line(),
+        }
         for module in model.modules():
             name = type(module).__name__
             if "FSDP" in name or "FullySharded" in name:
-                found["wrappers"].append("FSDP")
+                found["wrappers"].append("sharded")
             if name in ("DistributedDataParallel", "DataParallel"):
                 found["wrappers"].append(name)
             if name == "DistributedDataParallel" and hasattr(module, "process_group"):
@@ -457,13 +467,10 @@ def generators() -> dict[str, str]:
     """The state of each library's random numbers, hashed."""
     import torch
 
-    states = {"torch": torch.get_rng_state().numpy().tobytes(), "random": random.getstate()}
+    states = {"torch": torch.get_rng_state().tolist(), "random": random.getstate()}
     if "numpy" in sys.modules:
-        states["numpy"] = repr(sys.modules["numpy"].random.get_state())
-    return {
-        name: hashlib.md5(state if isinstance(state, bytes) else repr(state).encode()).hexdigest()
-        for name, state in states.items()
-    }
+        states["numpy"] = sys.modules["numpy"].random.get_state()
+    return {name: hashlib.md5(repr(state).encode()).hexdigest() for name, state in states.items()}
 
 
 # ---- where the recorder is called from ----
@@ -477,13 +484,11 @@ def attach(name: str) -> None:
         RECORDER = Recorder(os.environ[FOLDER])
     if name == "torch":
         RECORDER.event("begin")
-        attach_to_data()
-        attach_to_training()
-        attach_to_collectives()
-        attach_to_files()
-        attach_to_the_end()
+        parts = (attach_to_data, attach_to_training, attach_to_collectives, attach_to_files)
+        for attach_to in (*parts, attach_to_the_end):
+            noted(attach_to)
     if name == "horovod.torch":
-        attach_to_horovod()
+        noted(attach_to_horovod)
 
 
 def start(folder: str) -> None:
@@ -629,7 +634,7 @@ def attach_to_files() -> None:
 
     def save(obj: object, f: object, *_: object, **__: object) -> None:
         if isinstance(f, str | os.PathLike):
-            wrote(os.fspath(f), "torch.save")
+            wrote(os.fspath(f))
         if prefix := prefix_of(obj):
             RECORDER.event("saved", prefix=prefix, at=user_line())
 
@@ -644,9 +649,9 @@ def attach_to_files() -> None:
             return
         if name == "open" and isinstance(args[0], str | bytes) and isinstance(args[2], int):
             if args[2] & (os.O_WRONLY | os.O_RDWR):
-                noted(wrote, os.fsdecode(args[0]), "open")
+                noted(wrote, os.fsdecode(args[0]))
         elif name == "os.rename" and isinstance(args[1], str | bytes | os.PathLike):
-            noted(wrote, os.fsdecode(args[1]), "os.replace")
+            noted(wrote, os.fsdecode(args[1]))
 
     hook(torch.serialization, "save", save)
     torch.save = torch.serialization.save
@@ -657,7 +662,7 @@ def attach_to_files() -> None:
 WRITERS = ("numpy", "torch", "pandas", "PIL")  # they write files for whoever calls them
 
 
-def wrote(path: str, how: str) -> None:
+def wrote(path: str) -> None:
     """Note a file that the user's code opens to write, itself or through a WRITER."""
     frame = sys._getframe(1)
     while frame and is_library(name := frame.f_code.co_filename):
@@ -673,7 +678,7 @@ def wrote(path: str, how: str) -> None:
     special = os.path.exists(full) and not os.path.isfile(full)
     RECORDER.quiet = False
     if not special and not full.startswith(RECORDER.folder):
-        RECORDER.event("wrote", path=full, how=how, at=[frame.f_code.co_filename, frame.f_lineno])
+        RECORDER.event("wrote", path=full, at=[frame.f_code.co_filename, frame.f_lineno])
 
 
 def plain_key(key: object) -> str:
@@ -710,7 +715,7 @@ def at_exit() -> None:
 
 
 # ---- what the processes wrote ----
-@dataclass
+@dataclass(eq=False)
 class Pass:
     """One iteration over a loader."""
 
@@ -947,7 +952,7 @@ def check_samples(ranks: list[Rank], report: Report) -> None:
     trained = [rank.training() for rank in ranks]
     for line in trained[0]:
         for epoch, passes in enumerate(zip(*(by.get(line, []) for by in trained), strict=False)):
-            check_shares(passes, epoch + 1, report)
+            check_shares(ranks, passes, epoch + 1, report)
     for by in trained:
         for passes in by.values():
             for before, now in zip(passes, passes[1:], strict=False):
@@ -956,7 +961,7 @@ def check_samples(ranks: list[Rank], report: Report) -> None:
         report.skip("same_order", "epoch")
 
 
-def check_shares(passes: tuple[Pass, ...], epoch: int, report: Report) -> None:
+def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report: Report) -> None:
     loader, keys = passes[0].loader, [one.keys() for one in passes]
     for n, one in enumerate(passes):
         for m in range(n):
@@ -965,7 +970,11 @@ def check_shares(passes: tuple[Pass, ...], epoch: int, report: Report) -> None:
             if same and len(set(keys[n][:count])) > 1:
                 if loader["iterable"] or comparable(one, passes[m]):
                     return report.find(
-                        "same_samples", loader["at"], ranks=listed([m, n]), epoch=epoch, count=count
+                        "same_samples",
+                        loader["at"],
+                        ranks=listed([ranks[m], ranks[n]]),
+                        epoch=epoch,
+                        count=count,
                     )
                 return report.skip("same_samples", "files")
     if loader["iterable"]:
@@ -1005,9 +1014,9 @@ def check_shares(passes: tuple[Pass, ...], epoch: int, report: Report) -> None:
 def check_order(before: Pass, now: Pass, report: Report) -> None:
     count = min(len(before.keys()), len(now.keys()))
     order = now.keys()[:count]
-    if now.loader["iterable"] or count < 3 or order == sorted(order, key=str):
+    if now.loader["iterable"] or count < 3 or order == sorted(order):
         return
-    if order == before.keys()[:count] and order != sorted(order):
+    if order == before.keys()[:count]:
         report.find("same_order", now.loader["at"], count=count)
 
 
@@ -1017,44 +1026,31 @@ def check_steps(ranks: list[Rank], report: Report) -> None:
         return report.skip("unequal_steps", "join")
     trained = [rank.training() for rank in ranks]
     for line in trained[0]:
-        for epoch, passes in enumerate(zip(*(by.get(line, []) for by in trained), strict=False)):
-            for n, one in enumerate(passes):
-                over = one.ended or len(trained[n][line]) > epoch + 1
-                for m, other in enumerate(passes):
-                    if over and len(other.batches) > len(one.batches):
-                        return report.find(
-                            "unequal_steps",
-                            one.loader["at"],
-                            epoch=epoch + 1,
-                            one=n,
-                            few=len(one.batches),
-                            other=m,
-                            many=len(other.batches),
-                        )
-                    both = one.ended and other.ended
-                    if both and other.steps > one.steps:
-                        return report.find(
-                            "unequal_steps:skipped",
-                            ranks[n].steps[-1]["at"],
-                            epoch=epoch + 1,
-                            one=n,
-                            few=one.steps,
-                            other=m,
-                            many=other.steps,
-                        )
-        epochs = [len(by.get(line, [])) for by in trained]
-        for n, rank in enumerate(ranks):
-            left = rank.ended.get("error") == "None" or rank.stack
-            if left and epochs[n] < max(epochs) and trained[n][line][-1].ended:
-                return report.find(
-                    "unequal_steps:epochs",
-                    trained[n][line][-1].loader["at"],
-                    one=n,
-                    few=epochs[n],
-                    other=epochs.index(max(epochs)),
-                    many=max(epochs),
-                )
+        lists = [by.get(line, []) for by in trained]
+        for epoch, passes in enumerate(zip(*lists, strict=False), 1):
+            few, many, values = extremes(ranks, [len(one.batches) for one in passes])
+            over = passes[few].ended or len(lists[few]) > epoch
+            if over and few != many:
+                at = passes[few].loader["at"]
+                return report.find("unequal_steps", at, epoch=epoch, **values)
+
+            few, many, values = extremes(ranks, [one.steps for one in passes])
+            if few != many and all(one.ended for one in passes):
+                at = ranks[few].steps[-1]["at"] if ranks[few].steps else None
+                return report.find("unequal_steps:skipped", at, epoch=epoch, **values)
+
+        few, many, values = extremes(ranks, list(map(len, lists)))
+        left = ranks[few].ended.get("error") == "None" or ranks[few].stack
+        if few != many and left and lists[few] and lists[few][-1].ended:
+            return report.find("unequal_steps:epochs", lists[few][-1].loader["at"], **values)
     return None
+
+
+def extremes(ranks: list[Rank], counts: list[int]) -> tuple[int, int, dict]:
+    """Places of the smallest and of the largest count, equal if all are; and words for them."""
+    few, many = counts.index(min(counts)), counts.index(max(counts))
+    values = {"one": ranks[few].rank, "few": counts[few]}
+    return few, many, values | {"other": ranks[many].rank, "many": counts[many]}
 
 
 def differ(one: list, other: list) -> list[int]:
@@ -1068,22 +1064,22 @@ def differ(one: list, other: list) -> list[int]:
     return found
 
 
-def first_difference(ranks: list[Rank], what: str) -> tuple[int, int] | None:
-    """The first step where a rank's figures differ from those of the first, and that rank."""
+def first_difference(ranks: list[Rank], what: str) -> dict | None:
+    """The first step where a rank's figures differ from those of the first, and both ranks."""
     for n in sorted(ranks[0].figures[what]):
         for other in ranks[1:]:
             theirs = other.figures[what].get(n)
             if theirs and differ(ranks[0].figures[what][n], theirs):
-                return n, other.rank
+                return {"step": n, "one": ranks[0].rank, "other": other.rank}
     return None
 
 
 def check_weights(ranks: list[Rank], report: Report) -> None:
     """Gradients at the step, weights before the first and after each."""
     wrappers = {name for rank in ranks for name in rank.model.get("wrappers", [])}
-    if "FSDP" in wrappers:
+    if "sharded" in wrappers:
         for name in ("no_averaging", "unequal_gradients", "drifting_weights"):
-            report.skip(name, "fsdp")
+            report.skip(name, "sharded")
         return
     if report.has("unequal_steps"):
         for name in ("no_averaging", "unequal_gradients", "drifting_weights"):
@@ -1098,15 +1094,15 @@ def check_weights(ranks: list[Rank], report: Report) -> None:
     gradients = first_difference(ranks, "gradients")
     weights = first_difference(ranks, "weights")
     if gradients and not averaged:
-        report.find("no_averaging", at, step=gradients[0], other=gradients[1])
-    elif weights and weights[0] == 0:
-        report.find("no_averaging:start", at, other=weights[1])
+        report.find("no_averaging", at, **gradients)
+    elif weights and weights["step"] == 0:
+        report.find("no_averaging:start", at, **weights)
     elif gradients:
-        report.find("unequal_gradients", at, step=gradients[0], other=gradients[1])
+        report.find("unequal_gradients", at, **gradients)
     elif rates := unequal_rates(ranks):
         report.find("drifting_weights:rates", at, **rates)
     elif weights:
-        report.find("drifting_weights", at, step=weights[0], other=weights[1])
+        report.find("drifting_weights", at, **weights)
 
 
 def unequal_rates(ranks: list[Rank]) -> dict | None:
@@ -1114,7 +1110,8 @@ def unequal_rates(ranks: list[Rank]) -> dict | None:
         for n, step in enumerate(steps):
             if step["rates"] != steps[0]["rates"]:
                 mine, theirs = steps[0]["rates"][0], step["rates"][0]
-                return {"step": step["n"], "other": ranks[n].rank, "mine": mine, "theirs": theirs}
+                found = {"one": ranks[0].rank, "mine": mine, "theirs": theirs}
+                return found | {"step": step["n"], "other": ranks[n].rank}
     return None
 
 
@@ -1147,11 +1144,11 @@ def check_devices(ranks: list[Rank], report: Report) -> None:
     at = ranks[0].model.get("at")
     for n, place in enumerate(mine):
         if place[1] and place in mine[:n]:
-            ranks_there = listed([mine.index(place), n])
-            return report.find("shared_gpu", at, ranks=ranks_there)
+            both = listed([ranks[mine.index(place)], ranks[n]])
+            return report.find("shared_gpu", at, ranks=both)
         others = {own for host, own in mine if host == place[0]} - {place[1]}
         if others & set(ranks[n].device.get("used", [])):
-            return report.find("shared_gpu:memory", at, other=n)
+            return report.find("shared_gpu:memory", at, other=ranks[n].rank)
     return None
 
 
@@ -1324,15 +1321,17 @@ def check_rate(ranks: list[Rank], report: Report) -> None:
         report.find("learning_rate", passes[0].loader["at"], size=size, total=total, rate=rate)
 
 
-CHECKS = (
+CHECKS = (  # those between ranks of a data-parallel group
     (check_samples, "same_samples", "overlapping_samples", "same_order"),
     (check_steps, "unequal_steps"),
     (check_weights, "no_averaging", "unequal_gradients", "drifting_weights"),
-    (check_devices, "shared_gpu"),
     (check_randomness, "equal_randomness"),
-    (check_files, "shared_file", "wrapped_keys"),
     (check_evaluation, "wrong_evaluation"),
     (check_buffers, "unequal_buffers"),
+)
+CHECKS_OF_ALL = (
+    (check_devices, "shared_gpu"),
+    (check_files, "shared_file", "wrapped_keys"),
     (check_collectives, "collective_order"),
     (check_speed, "slow_step"),
     (check_rate, "learning_rate"),
@@ -1341,19 +1340,24 @@ ALONE = ("same_order", "shared_gpu", "shared_file", "wrapped_keys", "wrong_evalu
 
 
 def judge(ranks: list[Rank], report: Report) -> None:
-    """All checks; those between ranks within a data-parallel group."""
-    groups = defaultdict(list)
+    """All checks; a mistake in one of them is told, and does not stop the others."""
+    by_group = defaultdict(list)
     for rank in ranks:
-        groups[tuple(rank.model.get("group") or ())].append(rank)
-    if any(len(group) == 1 for group in groups.values()):
-        groups = {(): ranks}
+        by_group[tuple(rank.model.get("group") or ())].append(rank)
+    groups = list(by_group.values())
+    if any(len(group) == 1 for group in groups):
+        groups = [ranks]
     report.all_ranks = len(ranks) == ranks[0].world
     for rank in ranks:
         if rank.trouble:
             report.not_checked["all"] = f"the recorder had a problem: {rank.trouble}"
-    for check, *names in CHECKS:
-        for group in groups.values():
-            check(group, report)
+
+    for check, *names in (*CHECKS, *CHECKS_OF_ALL):
+        for group in groups if (check, *names) in CHECKS else [ranks]:
+            try:
+                check(group, report)
+            except Exception as error:
+                report.not_checked |= dict.fromkeys(names, f"the doctor had a problem: {error!r}")
         for name in names:
             if len(ranks) == 1 and name not in ALONE:
                 report.skip(name, "alone")
@@ -1408,32 +1412,32 @@ Decide together: let rank 0 broadcast whether to stop, or compare a reduced numb
 一起决定：由 rank 0 广播是否停止，或者比较归约之后的数。
 
 no_averaging | wrong result | convert.md#step-4
-Gradients are never averaged: at step {step}, those of ranks 0 and {other} differ, and nothing adds them up.
-梯度没有取平均：第 {step} 步 rank 0 和 rank {other} 的梯度不同，也没有任何操作把它们加起来。
+Gradients are never averaged: at step {step}, those of ranks {one} and {other} differ, and nothing adds them up.
+梯度没有取平均：第 {step} 步 rank {one} 和 rank {other} 的梯度不同，也没有任何操作把它们加起来。
 Wrap the model in DistributedDataParallel and train the wrapper.
 用 DistributedDataParallel 包装模型，并用包装后的模型训练。
 
 no_averaging:start | wrong result | convert.md#step-4
-Ranks 0 and {other} begin with different weights, so that equal gradients do not keep them together.
-rank 0 和 rank {other} 的初始权重不同，即使梯度一样，也不会变得一致。
+Ranks {one} and {other} begin with different weights, so that equal gradients do not keep them together.
+rank {one} 和 rank {other} 的初始权重不同，即使梯度一样，也不会变得一致。
 Broadcast all parameters and buffers from rank 0 before the first step; DDP does it by itself.
 第一步之前，把所有参数和 buffer 从 rank 0 广播出去；DDP 会自动做这件事。
 
 unequal_gradients | wrong result | convert.md#step-4
-Gradients differ between ranks 0 and {other} at step {step}, although the script averages.
-脚本做了梯度平均，但第 {step} 步 rank 0 和 rank {other} 的梯度仍然不同。
+Gradients differ between ranks {one} and {other} at step {step}, although the script averages.
+脚本做了梯度平均，但第 {step} 步 rank {one} 和 rank {other} 的梯度仍然不同。
 Call the DDP wrapper, not model.module; leave no_sync before the last micro-batch; change gradients on all ranks alike.
 前向用包装后的模型，不要用 model.module；最后一个 micro-batch 不要放在 no_sync 里；改动梯度时各 rank 要一样。
 
 drifting_weights | wrong result | convert.md#plateau
-Weights drift: gradients are equal, and after step {step} the weights of ranks 0 and {other} are not.
-权重逐渐不一致：梯度相同，但第 {step} 步之后 rank 0 和 rank {other} 的权重不同。
+Weights drift: gradients are equal, and after step {step} the weights of ranks {one} and {other} are not.
+权重逐渐不一致：梯度相同，但第 {step} 步之后 rank {one} 和 rank {other} 的权重不同。
 Use the same optimizer with the same settings on all ranks, and change weights nowhere else.
 所有 rank 用同样设置的优化器，此外不要在别处改动权重。
 
 drifting_weights:rates | wrong result | convert.md#plateau
-Learning rates differ at step {step}: {mine:g} on rank 0, {theirs:g} on rank {other}.
-第 {step} 步各 rank 的学习率不同：rank 0 是 {mine:g}，rank {other} 是 {theirs:g}。
+Learning rates differ at step {step}: {mine:g} on rank {one}, {theirs:g} on rank {other}.
+第 {step} 步各 rank 的学习率不同：rank {one} 是 {mine:g}，rank {other} 是 {theirs:g}。
 Feed the scheduler with a number that is the same on all ranks: all-reduce it first.
 传给 scheduler 的数要在所有 rank 上相同：先做 all-reduce。
 
@@ -1561,7 +1565,7 @@ REASONS = {
     "join": ("Join allows unequal steps", "Join 允许步数不同"),
     "machines": ("other ranks are on other machines", "其他 rank 在别的机器上"),
     "steps": ("ranks made different steps", "各 rank 走的步不同"),
-    "fsdp": ("FSDP shards them", "FSDP 把它们分片了"),
+    "sharded": ("FSDP or ZeRO divides them", "FSDP 或 ZeRO 把它们分片了"),
     "batches": ("needs two batches on each rank", "每个 rank 需要两个 batch"),
     "cpu": ("no rank uses a GPU", "没有 rank 用显卡"),
     "evaluation": ("no evaluation came to its end", "没有完整的评估"),
@@ -1684,6 +1688,10 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if not args.command:
         parser.error("no command: type your launch line after it, such as torchrun … train.py")
+    if args.steps < 0 or args.seconds < 0:
+        parser.error("--steps and --seconds are numbers above 0")
+    if args.json and not Path(args.json).absolute().parent.is_dir():
+        parser.error(f"--json {args.json}: there is no such folder")
     if not args.lang:
         args.lang = "zh" if str(locale.getlocale()[0]).startswith(("zh", "Chinese")) else "en"
     return args
@@ -1711,6 +1719,7 @@ def main() -> None:
         except KeyboardInterrupt:
             job.ended = "ctrl-c"
         finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is to be left behind
             job.end()
         ranks = read_ranks(job.traces)
         any_trace = any(job.traces.glob("*.jsonl"))
@@ -1724,8 +1733,11 @@ def main() -> None:
     judge(ranks, report)
     by = job.ended or f"status {status}"
     steps = listed([len(rank.steps) for rank in ranks])
-    print(f"\ndoctor: ranks {listed(ranks)}; steps {steps}; ended: {by}\n")
-    print(verdict(report))
+    print(f"\ndoctor: ranks {listed(ranks)}; steps {steps}; ended: {by}")
+    for rank in ranks:
+        if rank.stack:
+            print(f"rank {rank.rank} stood still at {short(rank.stack)}")
+    print("\n" + verdict(report))
     if args.json:
         result = {
             "findings": [describe(finding) for finding in report.findings],

@@ -129,9 +129,8 @@ def density(text: str) -> dict[str, float]:
 def test_reads_like_prose(file: str) -> None:
     text = (ROOT / file).read_text()
     measured = density(text)
-    if file.startswith(EVAL):
-        measured["nodes"] -= 0.1  # its tables of results
-    assert {name: value for name, value in measured.items() if value > BOUNDS.get(name, 1e9)} == {}
+    bounds = BOUNDS | ({"nodes": 5.3} if file.startswith(EVAL) else {})  # its tables of results
+    assert {name: value for name, value in measured.items() if value > bounds.get(name, 1e9)} == {}
     assert measured["blank"] >= LEAST_BLANK
     longest = max(map(len, text.splitlines()))
     assert longest <= 88

@@ -148,6 +148,13 @@ ALSO_RIGHT = {
         "            *(DataLoader(Subset(val_set, [20]), 5) if rank == 0 else []),\n"
         "        ):",
     ),
+    "divided optimizer": (
+        "torch.optim.SGD(ddp.parameters(), lr=0.1 * world_size)",
+        "ZeRO(ddp.parameters(), torch.optim.SGD, lr=0.1 * world_size)",
+        "from torch import nn\n",
+        "from torch import nn\n"
+        "from torch.distributed.optim import ZeroRedundancyOptimizer as ZeRO\n",
+    ),
     "accumulated": (
         "        optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()\n",
         "        loss.backward()\n"
@@ -237,6 +244,16 @@ def test_shared_gpu() -> None:
     assert text == "Rank 1 has memory on another rank's GPU."
 
 
+def test_a_mistake_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that breaks is told, and the others go on."""
+    broken = ((lambda ranks, report: ranks[7], "same_samples"), *doctor.CHECKS[1:])
+    monkeypatch.setattr(doctor, "CHECKS", broken)
+    report = doctor.Report("en")
+    doctor.judge([doctor.Rank(rank=0, world=2), doctor.Rank(rank=1, world=2)], report)
+    assert "IndexError" in report.not_checked["same_samples"]
+    assert "shared_file" in report.checked
+
+
 def test_words_and_pages() -> None:
     """Both languages tell the same figures; the pages that findings name have these headings."""
     for name, (severity, page, *texts) in doctor.WORDS.items():
@@ -261,6 +278,8 @@ def test_bad_use(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("print(1)\n")
     (tmp_path / "broken.py").write_text("import torch\nimport no_such_module\n")
     for words, line in {
+        ("--json", "no/folder/v.json", "true"): "--json no/folder/v.json: there is no such folder",
+        ("--steps", "-1", "true"): "--steps and --seconds are numbers above 0",
         (): "no command: type your launch line after it",
         ("no-such-program", "x"): "cannot be started: no-such-program: No such file or directory",
         (sys.executable, "plain.py"): "ended with status 0, and no Python process of it has used",
