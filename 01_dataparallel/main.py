@@ -244,18 +244,18 @@ def build_loaders(
         "batch_size": args.batch_size // world_size,  # [dist] --batch-size is global
         "num_workers": args.workers,
         "pin_memory": torch.cuda.is_available(),
-        # Forked workers need not import torch. Each epoch forks new ones (there are no
-        # persistent_workers), so that their random numbers begin from the epoch's seed.
+        # Forked workers start fast, without importing torch again. Each epoch forks new
+        # ones (no persistent_workers), whose random numbers begin from its seed.
         "multiprocessing_context": "fork" if args.workers else None,
     }
 
-    # All ranks shuffle alike and take every world_size-th image. Their shares of a step
-    # are together the next batch_size images of that order, for any number of ranks.
+    # All ranks shuffle alike and take every world_size-th image: in a step, together
+    # the next batch_size. drop_last makes shares, and so numbers of steps, equal.
     sampler = DistributedSampler(  # [dist]
         train_set, world_size, rank, seed=args.seed, drop_last=True
     )
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
-    # A DistributedSampler would repeat images to make shares equal: counted twice.
+    # A DistributedSampler repeats or drops images; these ranges take each once.
     share = range(rank, len(val_set), world_size)  # [dist]
     return train_loader, DataLoader(val_set, sampler=share, **options)
 
@@ -365,7 +365,7 @@ class RunLog:
         self.folder = Path(args.output_dir)
         self.name = "evaluate.jsonl" if args.evaluate else "metrics.jsonl"
         self.place = "checkpoint"  # what the printed lines begin with
-        self.silent = rank != 0  # [dist] not local_rank, which is 0 on every machine
+        self.silent = rank != 0  # [dist] local_rank is 0 once per machine
         # For tqdm: True is no bar, None is no bar unless this is a terminal.
         self.no_bar = True if self.silent else None
 
@@ -382,7 +382,7 @@ class RunLog:
         tqdm.write(text)
 
     def check_loss(self, loss: float) -> None:
-        """End the run, on all ranks, if the loss is infinite or nan."""
+        """End the run if the loss, a sum over all ranks, is infinite or nan."""
         if not math.isfinite(loss):
             saved = self.folder / "checkpoint.pt"
             last = f", last checkpoint: {saved}" if saved.exists() else ""
@@ -432,7 +432,7 @@ def train_one_epoch(
         totals[2] += len(targets)
 
         if step % args.print_freq == 0 or step in (1, len(loader)):
-            # One collective and one wait for the device, in many steps.
+            # Not in every step, because this waits for the device and for all ranks.
             loss_sum, hits, count = all_reduce_sum(totals).tolist()  # [dist]
             log.check_loss(loss_sum)
             seconds = perf_counter() - start
@@ -443,7 +443,7 @@ def train_one_epoch(
                 "seconds": round(seconds, 3),
                 "images_per_second": round(count / seconds, 1),
                 "data_wait": round(data_wait / seconds, 3),
-                "max_memory": torch.cuda.max_memory_allocated() >> 20,  # MiB
+                "max_memory": torch.cuda.max_memory_allocated() >> 20,  # MiB, rank 0
             }
             text = "loss {loss:.3g}  acc1 {acc1:.3g}%  lr {lr:.3g}"
             text += "  {images_per_second:.0f} images/s"
@@ -477,7 +477,7 @@ def evaluate(args: Namespace, model: Module, loader: DataLoader, log: RunLog) ->
         totals[2] += hits.sum()
         totals[3] += len(targets)
 
-    # No collective in the loop: a rank may have had fewer batches than others, or none.
+    # A rank may have fewer batches, or none: no collective above, nor in a wrapper.
     loss_sum, top1, top5, count = all_reduce_sum(totals).tolist()  # [dist]
     log.check_loss(loss_sum)
     result = {
@@ -536,10 +536,10 @@ def run(args: Namespace, checkpoint: dict) -> None:
     settings = {**vars(args), "arch": arch}
 
     torch.manual_seed(args.seed)
-    fetch = args.pretrained and not checkpoint and rank == 0  # [dist] DDP sends them on
+    fetch = args.pretrained and not checkpoint and rank == 0  # [dist] one rank fetches
     raw_model = build_model(arch, num_classes, fetch)
     optimizer = build_optimizer(args, raw_model, checkpoint, device)
-    model = wrap_model(args, raw_model)  # [dist] keeps the weights that optimizer has
+    model = wrap_model(args, raw_model)  # [dist] the same parameters
     log_start(log, settings, saved, num_classes, train_loader, val_loader)
 
     epochs = range(log.epoch, args.epochs)

@@ -51,7 +51,7 @@ CHAPTER = Path(__file__).resolve().parent.name
 # ImageNet's mean and standard deviation of a pixel, 0 to 255: (2, 3, 1, 1).
 PIXELS = 255 * torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
 PIXELS = PIXELS.view(2, 3, 1, 1)
-HELD: deque = deque(maxlen=200)  # the latest handles, see wait_for
+HELD: deque = deque(maxlen=200)  # handles kept alive, see wait_for
 
 
 def fail(line: str) -> NoReturn:
@@ -138,7 +138,7 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
     local_rank = int(os.environ["LOCAL_RANK"])  # [dist] on this machine
     world_size = int(os.environ["WORLD_SIZE"])  # [dist] processes on all machines
 
-    left = args.batch_size % world_size  # [dist] unequal parts would weigh alike
+    left = args.batch_size % world_size  # [dist] gradients are averaged over ranks
     if left:
         low = max(args.batch_size - left, world_size)
         sizes = f"use {low} or {low + world_size}"
@@ -160,19 +160,19 @@ def wrap_model(args: Namespace, model: Module) -> Module:
     """What training steps call. It shares its weights with `model`."""
     if args.sync_bn:
         nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist] in place
-    # All ranks get the weights of rank 0, and backward() will average the gradients. It
-    # sends them in buckets; with gradient_as_bucket_view they live there, uncopied.
-    # Before each step rank 0 also sends its BatchNorm statistics. That stays on: they
-    # are few bytes, and some models compute with such buffers in training.
+    # All ranks get the weights of rank 0, and backward() will average the gradients, in
+    # buckets of many; with gradient_as_bucket_view they live there, uncopied. Rank 0
+    # also sends its BatchNorm statistics before each step (broadcast_buffers stays on):
+    # few bytes, and some models compute with such buffers in training.
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # [dist]
     return torch.compile(model) if args.compile else model
 
 
 def wait_for(work: dist.Work) -> None:
-    """Wait for a collective, a call that all ranks make together. (With nccl the GPU
-    waits for it, and the CPU goes on.) Keeping the handle avoids a rare hang on CPUs:
-    gloo's own thread, if it is the last to drop a handle, takes the GIL to free it, and
-    a loader worker forked just then never gets the GIL."""
+    """Wait for a collective, a call that all ranks make together. (With nccl only the
+    GPU waits.) It does what a call without async_op does, and also keeps the handle,
+    against a rare hang on CPUs: a gloo thread that frees the last handle holds the GIL,
+    and a loader worker that is forked just then waits for the GIL for ever."""
     HELD.append(work)
     work.wait()
 
@@ -191,8 +191,8 @@ def broadcast_buffers(model: Module) -> None:
 
 
 def check_same(numbers: list[int], world_size: int, device: torch.device) -> None:
-    """Fail if ranks differ in these numbers, and so in data or checkpoint. At least one
-    of them differs from the mean; when it ends, the launcher ends the others."""
+    """Fail if ranks differ in these numbers, and so in data or checkpoint. Not all of
+    them then find mine * world_size; when one fails, the launcher ends the others."""
     mine = torch.tensor(numbers, device=device)
     if not torch.equal(all_reduce_sum(mine.clone()), mine * world_size):  # [dist]
         fail(f"other ranks have different data or a different checkpoint: {numbers}")
@@ -201,7 +201,7 @@ def check_same(numbers: list[int], world_size: int, device: torch.device) -> Non
 def cleanup() -> None:
     """Disconnect from the other ranks after a good run: without it a process may abort
     while Python ends. One that fails just exits."""
-    HELD.append(dist.group.WORLD)  # as in wait_for: gloo's threads live in it
+    HELD.append(dist.group.WORLD)  # keeps gloo's threads alive, see wait_for
     dist.destroy_process_group()  # [dist] closes what connects it to them
 
 
@@ -271,18 +271,18 @@ def build_loaders(
         "batch_size": args.batch_size // world_size,  # [dist] --batch-size is global
         "num_workers": args.workers,
         "pin_memory": torch.cuda.is_available(),
-        # Forked workers need not import torch. Each epoch forks new ones (there are no
-        # persistent_workers), so that their random numbers begin from the epoch's seed.
+        # Forked workers start fast, without importing torch again. Each epoch forks new
+        # ones (no persistent_workers), whose random numbers begin from its seed.
         "multiprocessing_context": "fork" if args.workers else None,
     }
 
-    # All ranks shuffle alike and take every world_size-th image. Their shares of a step
-    # are together the next batch_size images of that order, for any number of ranks.
+    # All ranks shuffle alike and take every world_size-th image: in a step, together
+    # the next batch_size. drop_last makes shares, and so numbers of steps, equal.
     sampler = DistributedSampler(  # [dist]
         train_set, world_size, rank, seed=args.seed, drop_last=True
     )
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
-    # A DistributedSampler would repeat images to make shares equal: counted twice.
+    # A DistributedSampler repeats or drops images; these ranges take each once.
     share = range(rank, len(val_set), world_size)  # [dist]
     return train_loader, DataLoader(val_set, sampler=share, **options)
 
@@ -392,7 +392,7 @@ class RunLog:
         self.folder = Path(args.output_dir)
         self.name = "evaluate.jsonl" if args.evaluate else "metrics.jsonl"
         self.place = "checkpoint"  # what the printed lines begin with
-        self.silent = rank != 0  # [dist] not local_rank, which is 0 on every machine
+        self.silent = rank != 0  # [dist] local_rank is 0 once per machine
         # For tqdm: True is no bar, None is no bar unless this is a terminal.
         self.no_bar = True if self.silent else None
 
@@ -409,7 +409,7 @@ class RunLog:
         tqdm.write(text)
 
     def check_loss(self, loss: float) -> None:
-        """End the run, on all ranks, if the loss is infinite or nan."""
+        """End the run if the loss, a sum over all ranks, is infinite or nan."""
         if not math.isfinite(loss):
             saved = self.folder / "checkpoint.pt"
             last = f", last checkpoint: {saved}" if saved.exists() else ""
@@ -459,7 +459,7 @@ def train_one_epoch(
         totals[2] += len(targets)
 
         if step % args.print_freq == 0 or step in (1, len(loader)):
-            # One collective and one wait for the device, in many steps.
+            # Not in every step, because this waits for the device and for all ranks.
             loss_sum, hits, count = all_reduce_sum(totals).tolist()  # [dist]
             log.check_loss(loss_sum)
             seconds = perf_counter() - start
@@ -470,7 +470,7 @@ def train_one_epoch(
                 "seconds": round(seconds, 3),
                 "images_per_second": round(count / seconds, 1),
                 "data_wait": round(data_wait / seconds, 3),
-                "max_memory": torch.cuda.max_memory_allocated() >> 20,  # MiB
+                "max_memory": torch.cuda.max_memory_allocated() >> 20,  # MiB, rank 0
             }
             text = "loss {loss:.3g}  acc1 {acc1:.3g}%  lr {lr:.3g}"
             text += "  {images_per_second:.0f} images/s"
@@ -512,7 +512,7 @@ def evaluate(
         pairs += torch.bincount(pair, minlength=classes * classes)
         rows.append(torch.cat([guesses, probabilities], dim=1))
 
-    # No collective in the loop: a rank may have had fewer batches than others, or none.
+    # A rank may have fewer batches, or none: no collective above, nor in a wrapper.
     packed = all_reduce_sum(torch.cat([totals, pairs]))  # [dist]
     loss_sum, top5 = packed[:2].tolist()
     confusion = packed[2:].view(classes, classes)
@@ -693,10 +693,10 @@ def run(args: Namespace, checkpoint: dict) -> None:
     settings = {**vars(args), "arch": arch}
 
     torch.manual_seed(args.seed)
-    fetch = args.pretrained and not checkpoint and rank == 0  # [dist] DDP sends them on
+    fetch = args.pretrained and not checkpoint and rank == 0  # [dist] one rank fetches
     raw_model = build_model(arch, num_classes, fetch)
     optimizer = build_optimizer(args, raw_model, checkpoint, device)
-    model = wrap_model(args, raw_model)  # [dist] keeps the weights that optimizer has
+    model = wrap_model(args, raw_model)  # [dist] the same parameters
     log_start(log, settings, saved, num_classes, train_loader, val_loader)
 
     details = []
