@@ -33,17 +33,19 @@ import tempfile
 import time
 import traceback
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 FOLDER = "DOCTOR_FOLDER"  # environment variable: where recorders write
 MOST_CONTENTS = 100  # batches of a pass whose items are looked at
-EVERY = 10  # steps: after the first twenty, each tenth is compared
+ALL_UNTIL = 20  # steps that are compared, each;
+EVERY = 10  # after them, each tenth
 GROUPS = 16  # of parameters: figures for each of them
 IDLE = 20  # seconds without an event: then the stack is written down
-TOLERANCE = 1e-6  # relative difference: below it, sums were only taken otherwise
+STILL = 60  # seconds without an event: then a rank counts as waiting for ever
+TOLERANCE = 1e-6  # relative: smaller differences come from the order of additions
 
 # What Python runs at its start, alone in a folder that comes first in PYTHONPATH. It
 # imports nothing of ours until the script has imported the module that we record.
@@ -60,7 +62,10 @@ class Finder:
             execute = spec.loader.exec_module
             def exec_module(module):
                 execute(module)
-                attach(name)
+                try:
+                    attach(name)
+                except Exception as error:
+                    print(f"doctor: cannot record this process: {{error!r}}", file=sys.stderr)
             spec.loader.exec_module = exec_module
         return spec
 
@@ -91,16 +96,17 @@ class Recorder:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.pid = self.file = self.stacks = None
-        self.first = os.getpid()  # a fork of it has no timer, and would wait for it
+        self.first = os.getpid()  # forks lack faulthandler's thread: they set no timer
         self.armed = 0.0  # when the timer of the stacks was set
         self.loaders = 0
         self.steps = 0
         self.before = None  # figures of gradients, until the step is done
-        self.done = True  # the innermost of steps within each other, as Horovod has them
+        self.done = True  # a step() inside a step(), as Horovod has them, counts once
         self.models = []  # those that are trained
         self.waiting = deque()  # figures on their way from a GPU
         self.passes = 0
-        self.joined = False  # its rank is known
+        self.joined = False  # the process group: its rank is known
+        self.status = None  # what sys.exit was called with
         self.drawn = {}  # process -> batches that it has made
         self.states = None  # of random numbers, before a batch was made
         self.quiet = False  # while the recorder itself opens files
@@ -109,15 +115,15 @@ class Recorder:
     def event(self, what: str, /, **fields: object) -> None:
         if not self.active:
             return
-        if self.pid != os.getpid():  # the first event, also of a forked process
-            self.open_files()
-
         line = json.dumps({"e": what, "t": round(time.time(), 3), **fields})
         try:
+            if self.pid != os.getpid():  # the first event, also of a forked process
+                self.open_files()
             os.write(self.file, line.encode() + b"\n")
-        except OSError:  # a full disk
+        except OSError:  # a full disk, too many open files
             self.active = False
             return
+
         if self.pid == self.first and time.monotonic() > self.armed + 1:
             self.armed = time.monotonic()
             faulthandler.dump_traceback_later(IDLE, file=self.stacks)
@@ -125,26 +131,36 @@ class Recorder:
     def open_files(self) -> None:
         self.pid = os.getpid()
         base = f"{self.folder}/{socket.gethostname()}-{self.pid}-{time.time_ns()}"
-        flags, mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self.quiet = True
-        self.file = os.open(f"{base}.jsonl", flags, mode)
-        self.stacks = os.open(f"{base}.stacks", flags, mode)
+        self.file = os.open(f"{base}.jsonl", flags, 0o644)
+        self.stacks = os.open(f"{base}.stacks", flags, 0o644)
         self.quiet = False
-        host, parent = socket.gethostname(), os.getppid()
-        self.event("process", pid=self.pid, parent=parent, host=host, argv=sys.argv)
 
-    def rank(self, rank: int, world: int, horovod: bool = False) -> None:
+        self.event(
+            "process", pid=self.pid, parent=os.getppid(), host=socket.gethostname(), argv=sys.argv
+        )
+
+    def rank(self, rank: int, world: int, group: str) -> None:
+        """group: the name of the group of all ranks."""
         self.joined = True
-        self.event("rank", rank=rank, world=world, horovod=horovod)
+        self.event("rank", rank=rank, world=world, group=group)
+
+    def rank_of_torch(self) -> None:
+        import torch.distributed as dist
+
+        self.rank(dist.get_rank(), dist.get_world_size(), str(dist.group.WORLD.group_name))
 
     # -- data --
     def new_loader(self, loader: object) -> None:
         import torch
 
-        if hasattr(loader, "_doctor"):
-            return
+        if getattr(loader, "_doctor", (0, 0))[0] == os.getpid():
+            return  # one from before a fork or a pickle is new to this process
+
         self.loaders += 1
-        loader._doctor = self.loaders
+        loader._doctor = (os.getpid(), self.loaders)
+
         iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
         root = loader.dataset
         while isinstance(root, torch.utils.data.Subset):
@@ -171,34 +187,41 @@ class Recorder:
         if not hasattr(iterator, "_base_seed"):
             return  # a loader of somebody's own
         self.new_loader(loader)
+
         self.passes += 1
         iterator._doctor_pass = self.passes
         iterator._doctor_batches = 0
-        total, seed = length_of(iterator), iterator._base_seed
-        self.event("pass", n=self.passes, loader=loader._doctor, seed=seed, total=total)
+        number = loader._doctor[1]
+        self.event("pass", n=self.passes, loader=number, total=length_of(iterator))
 
     def batch(self, iterator: object, batch: object, waited: float) -> None:
+        import torch
+
         if not hasattr(iterator, "_doctor_pass"):
             return
         iterator._doctor_batches += 1
+
         count = iterator._doctor_batches
         drawn = iterator.__dict__.get("_doctor_drawn")
         indices = drawn.popleft() if drawn else None
-        fields = {"n": iterator._doctor_pass, "wait": round(waited, 4)}
+        grad = torch.is_grad_enabled()
+        fields = {"n": iterator._doctor_pass, "wait": round(waited, 4), "grad": grad}
         if indices is not None and indices[:1] != [None]:
             fields["indices"] = to_root(iterator._dataset, indices)
+
         if count <= MOST_CONTENTS:
             fields["targets"], fields["items"] = contents(batch)
         if count <= 2:
             fields["random"] = generators()
+
         self.event("batch", **fields)
-        if count == 2:
+        if count == 3:  # a forward pass, which may broadcast them, lies behind it
             self.evaluated(iterator)
 
     def end_of_pass(self, iterator: object) -> None:
         if not hasattr(iterator, "_doctor_pass"):
             return
-        if iterator._doctor_batches == 1:
+        if iterator._doctor_batches == 2:
             self.evaluated(iterator)
         self.event("end", n=iterator._doctor_pass)
 
@@ -206,6 +229,7 @@ class Recorder:
         """The buffers with which a batch was evaluated: that of a pass without steps."""
         models = [model() for model in self.models] or [find_models(set())]
         found = []
+
         known = [model for model in models if model is not None]  # some models have no bool()
         for module in [part for model in known for part in model.modules()]:
             if getattr(module, "running_mean", None) is not None and not module.training:
@@ -222,14 +246,14 @@ class Recorder:
         if self.states is not None:
             after = generators()
             changed = [name for name, state in self.states.items() if state != after[name]]
-            self.event("drew", streams=changed)
+            self.event("drew", states={name: self.states[name] for name in changed})
 
     # -- training --
     def before_step(self, optimizer: object, *_: object) -> None:
         if self.steps == 0 and self.done:
             self.first_step(optimizer)
         self.done = False
-        if self.due():
+        if self.due() and not capturing():
             parameters = parameters_of(optimizer)
             gradients = [p.grad for p in parameters if p.grad is not None]
             self.before = figures_of(gradients)
@@ -238,7 +262,8 @@ class Recorder:
         if self.done:
             return
         self.done = True
-        rates = [group["lr"] for group in optimizer.param_groups]
+
+        rates = [group.get("lr") for group in optimizer.param_groups]
         parameters = parameters_of(optimizer)
         self.steps += 1
         self.event(
@@ -248,16 +273,18 @@ class Recorder:
             rates=[rate for rate in rates if isinstance(rate, int | float)],
             without=sum(p.grad is None for p in parameters),
         )
+
         if self.before is not None:
             self.later("gradients", self.steps, self.before)
             self.figures("weights", self.steps, parameters)
         self.before = None
+
         self.drain(wait=False)
-        if self.steps == EVERY:
+        if self.steps in (2, EVERY):
             self.devices(parameters)
 
     def due(self) -> bool:
-        return self.steps < 20 or (self.steps + 1) % EVERY == 0
+        return self.steps < ALL_UNTIL or (self.steps + 1) % EVERY == 0
 
     def first_step(self, optimizer: object) -> None:
         import weakref
@@ -265,20 +292,24 @@ class Recorder:
         import torch.distributed as dist
 
         if not self.joined and dist.is_available() and dist.is_initialized():
-            self.rank(dist.get_rank(), dist.get_world_size())
+            self.rank_of_torch()
+
         parameters = parameters_of(optimizer)
         self.figures("weights", 0, parameters)
         model = find_models(set(map(id, parameters)))
         if model is None:
             return
+
         self.models.append(weakref.ref(model))
-        sharded = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
+        zero = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
+        parts = any(hasattr(p, "to_local") for p in parameters)  # DTensors
         found = {
-            "wrappers": ["sharded"] * sharded,
+            "wrappers": ["sharded"] * (zero or parts),
             "unused": False,
             "group": None,
             "at": user_line(),
         }
+
         for module in model.modules():
             name = type(module).__name__
             if "FSDP" in name or "FullySharded" in name:
@@ -288,6 +319,7 @@ class Recorder:
             if name == "DistributedDataParallel" and hasattr(module, "process_group"):
                 found["unused"] = bool(getattr(module, "find_unused_parameters", False))
                 found["group"] = dist.get_process_group_ranks(module.process_group)
+
         found["sizes"] = [p.numel() for p in parameters]
         self.event("model", **found)
 
@@ -297,6 +329,7 @@ class Recorder:
         device = parameters[0].device
         if device.type != "cuda":
             return
+
         uuids = {
             n: str(getattr(torch.cuda.get_device_properties(n), "uuid", n))
             for n in range(torch.cuda.device_count())
@@ -313,26 +346,35 @@ class Recorder:
 
         done = None
         if values.device.type == "cuda":
-            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
+            stream = torch.cuda.current_stream(values.device)
             values = host.copy_(values, non_blocking=True)
             done = torch.cuda.Event()
-            done.record()
+            done.record(stream)
         self.waiting.append((what, n, values, done))
         self.drain(wait=False)
 
     def drain(self, wait: bool) -> None:
         while self.waiting:
             what, n, values, done = self.waiting[0]
-            if done is not None and wait:
-                done.synchronize()
-            if done is not None and not done.query():
-                return
+            limit = time.monotonic() + 5 * wait
+            while done is not None and not done.query():
+                if time.monotonic() > limit:
+                    return  # not yet; at the end: a GPU that stands still
+                time.sleep(0.01)
             self.waiting.popleft()
             self.event("figures", what=what, n=n, values=values.tolist())
 
 
+def capturing() -> bool:
+    """Whether a CUDA graph is being made, which must not contain what we would add."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 def figures_of(tensors: list) -> object:
-    """Norm and weighted sample of tensors, in groups: float64 (GROUPS, 2), on the device."""
+    """Sums of norms and of weighted samples, in groups: float64 (GROUPS, 2), on the device."""
     import torch
 
     device = tensors[0].device if tensors else "cpu"
@@ -346,9 +388,11 @@ def figures_of(tensors: list) -> object:
                 values = values.coalesce().values()
             if not values.is_floating_point():
                 values = values.float()
+
             norm = torch.linalg.vector_norm(values).double()
             sample = in_memory_order(values)
             sample = sample[:: max(1, sample.numel() // 64)].double()
+
             weights = torch.arange(1, len(sample) + 1, dtype=torch.float64, device=values.device)
             row = torch.stack([norm, (sample * weights).sum()])
             totals[n * GROUPS // len(tensors)] += row.to(device)
@@ -357,6 +401,7 @@ def figures_of(tensors: list) -> object:
 
 def in_memory_order(values: object) -> object:
     """A dense tensor as one dimension without a copy, channels_last ones too."""
+
     dense = values.is_contiguous()
     if values.dim() == 4:
         import torch
@@ -377,13 +422,16 @@ def find_models(parameters: set[int]) -> object:
 
     modules = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]
     inner = {id(child) for module in modules for child in module._modules.values()}
-    best, most = None, 0
+
+    best = None
+    most = 0
     for module in modules:
         if id(module) in inner:
             continue
         mine = list(module.parameters())
         if len(mine) > most and (not parameters or any(id(p) in parameters for p in mine)):
-            best, most = module, len(mine)
+            best = module
+            most = len(mine)
     return best
 
 
@@ -394,7 +442,7 @@ def is_library(name: str) -> bool:
     """Whether a file of Python code is not the user's own."""
     if name.startswith(("<", STANDARD)) or name == __file__:
         return True
-    return "/site-packages/" in name or "/dist-packages/" in name
+    return bool(re.search(r"/(site|dist)-packages/|/lib/python3\.\d+/", name))
 
 
 def user_line() -> list | None:
@@ -411,13 +459,16 @@ def length_of(dataset: object) -> int | None:
     return None
 
 
+SEQUENCES = (list, tuple, range)
+
+
 def fingerprint(dataset: object) -> str:
-    """Of a dataset's own attributes; equal on two ranks if indices mean the same there."""
+    """Of a dataset's own attributes: a hint whether indices mean the same on two ranks."""
     text = [type(dataset).__name__, str(length_of(dataset))]
     for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
         if isinstance(value, str | int | float | bool):
             text.append(f"{name}={value!r}")
-        elif isinstance(value, list | tuple) or type(value).__module__ in ("torch", "numpy"):
+        elif isinstance(value, SEQUENCES) or type(value).__module__ in ("torch", "numpy"):
             with suppress(Exception):
                 places = range(0, len(value), max(1, len(value) // 16))
                 texts = [f"{value[place]!r:.200}" for place in places]
@@ -440,16 +491,19 @@ def contents(batch: object) -> tuple[list, list]:
     """A number for each item's target, and one for the rest of it; no copy of images."""
     import torch
 
-    tensors, left = [], [batch]
+    tensors = []
+    left = [batch]
     while left:
         part = left.pop()
         if isinstance(part, torch.Tensor):
             tensors.append(part)
-        elif isinstance(part, dict):
+        elif isinstance(part, Mapping):
             left += list(part.values())
         elif isinstance(part, list | tuple):
             left += list(part)[:8]
-    targets, items = [], []
+
+    targets = []
+    items = []
     for tensor in tensors:
         if tensor.device.type != "cpu" or tensor.dim() == 0 or tensor.is_sparse:
             continue
@@ -470,6 +524,9 @@ def generators() -> dict[str, str]:
     states = {"torch": torch.get_rng_state().tolist(), "random": random.getstate()}
     if "numpy" in sys.modules:
         states["numpy"] = sys.modules["numpy"].random.get_state()
+    if torch.cuda.is_initialized():
+        own = torch.cuda.default_generators[torch.cuda.current_device()]
+        states["cuda"] = own.initial_seed(), own.get_offset()
     return {name: hashlib.md5(repr(state).encode()).hexdigest() for name, state in states.items()}
 
 
@@ -494,7 +551,8 @@ def attach(name: str) -> None:
 def start(folder: str) -> None:
     """Record from now on in this process, which has imported torch already."""
     global RECORDER
-    known, RECORDER = RECORDER, Recorder(folder)
+    known = RECORDER
+    RECORDER = Recorder(folder)
     if known is None:
         attach("torch")
 
@@ -596,18 +654,16 @@ def attach_to_collectives() -> None:
         if hasattr(dist.ProcessGroup, name):
             called = functools.partial(collective, name.strip("_"))
             hook(dist.ProcessGroup, name, before=called)
-    hook(
-        distributed_c10d, "init_process_group",
-        after=lambda *a, **k: RECORDER.rank(dist.get_rank(), dist.get_world_size()),
-    )  # fmt: skip
+    joined = lambda *_, **__: RECORDER.rank_of_torch()  # noqa: E731
+    hook(distributed_c10d, "init_process_group", after=joined)
     dist.init_process_group = distributed_c10d.init_process_group
     hook(Join, "__enter__", before=lambda _: RECORDER.event("join"))
 
 
 def collective(kind: str, group: object, *args: object, **_: object) -> None:
     name = getattr(group, "group_name", "horovod")
-    size, at = size_of(args[:1]), user_line()
-    RECORDER.event("collective", group=str(name), kind=kind, size=size, at=at)
+    size = size_of(args[:1])
+    RECORDER.event("collective", group=str(name), kind=kind, size=size, at=user_line())
 
 
 def size_of(parts: object) -> int:
@@ -624,7 +680,7 @@ def attach_to_horovod() -> None:
         if not names & {"backward", "step", "synchronize"}:  # its own, of gradients
             collective("allreduce", None, tensor)
 
-    hook(hvd, "init", after=lambda *a, **k: RECORDER.rank(hvd.rank(), hvd.size(), True))
+    hook(hvd, "init", after=lambda *a, **k: RECORDER.rank(hvd.rank(), hvd.size(), "horovod"))
     for name in ("_allreduce_async", "_allgather_async"):
         hook(hvd.mpi_ops, name, before=averaged)
 
@@ -638,24 +694,24 @@ def attach_to_files() -> None:
         if prefix := prefix_of(obj):
             RECORDER.event("saved", prefix=prefix, at=user_line())
 
-    def load(module: object, state_dict: dict, *_: object, **__: object) -> None:
+    def loaded(_: object, module: object, state_dict: dict, *__: object, **___: object) -> None:
         mine = {name for name, _ in module.named_parameters()}
         plain = {plain_key(key) for key in mine}
         if not mine & set(state_dict) and plain & set(map(plain_key, state_dict)):
-            RECORDER.event("loaded", at=user_line())
+            RECORDER.event("loaded", at=user_line())  # strict=False: and no error
 
     def audit(name: str, args: tuple) -> None:
         if RECORDER.quiet:
             return
         if name == "open" and isinstance(args[0], str | bytes) and isinstance(args[2], int):
-            if args[2] & (os.O_WRONLY | os.O_RDWR):
+            if args[2] & (os.O_WRONLY | os.O_RDWR) and not args[2] & os.O_APPEND:
                 noted(wrote, os.fsdecode(args[0]))
         elif name == "os.rename" and isinstance(args[1], str | bytes | os.PathLike):
             noted(wrote, os.fsdecode(args[1]))
 
     hook(torch.serialization, "save", save)
     torch.save = torch.serialization.save
-    hook(torch.nn.Module, "load_state_dict", load)
+    hook(torch.nn.Module, "load_state_dict", after=loaded)
     sys.addaudithook(audit)
 
 
@@ -666,13 +722,14 @@ def wrote(path: str) -> None:
     """Note a file that the user's code opens to write, itself or through a WRITER."""
     frame = sys._getframe(1)
     while frame and is_library(name := frame.f_code.co_filename):
-        if "importlib" in name:
-            return  # the cache of a module
+        if "importlib" in name or "/torch/_" in name:
+            return  # the cache of a module, or of torch.compile
         if "-packages/" in name and not any(f"/{writer}/" in name for writer in WRITERS):
             return
         frame = frame.f_back
     if not frame or path.startswith(("/dev/", "/proc/")):
         return
+
     RECORDER.quiet = True
     full = os.path.realpath(path)
     special = os.path.exists(full) and not os.path.isfile(full)
@@ -701,6 +758,10 @@ def attach_to_the_end() -> None:
     import atexit
     from multiprocessing import util
 
+    def leaving(status: object = None) -> None:
+        RECORDER.status = status
+
+    hook(sys, "exit", leaving)  # multiprocessing ends a process that failed by it
     atexit.register(at_exit)
     util.register_after_fork(RECORDER, lambda _: util.Finalize(None, at_exit, exitpriority=0))
 
@@ -709,7 +770,8 @@ def at_exit() -> None:
     if RECORDER.pid != os.getpid():
         return
     noted(RECORDER.drain, True)
-    RECORDER.event("exit", error=repr(getattr(sys, "last_value", None)))
+    error = getattr(sys, "last_value", None) or RECORDER.status or None
+    RECORDER.event("exit", error=repr(error))
     if RECORDER.pid == RECORDER.first:
         faulthandler.cancel_dump_traceback_later()
 
@@ -720,13 +782,22 @@ class Pass:
     """One iteration over a loader."""
 
     loader: dict
-    seed: int
     place: int  # steps before it
     batches: list[dict] = field(default_factory=list)
     ended: bool = False
     total: int | None = None  # batches that it should have
     steps: int = 0
-    reduced: bool = False  # a collective after its first batch, before the next step
+    last: int = 0  # the last of them, of all steps
+    reduced: set = field(default_factory=set)  # collectives between its batches and a step
+
+    def trains(self) -> bool:
+        """Steps follow its batches: not one now and then, as in an evaluation piece by piece."""
+        return self.steps > 0 and 10 * self.steps >= self.last - self.place
+
+    def size(self) -> int:
+        """Items in a batch; batch samplers of one's own do not say it."""
+        sizes = [len(batch.get("indices", [])) for batch in self.batches]
+        return self.loader["batch_size"] or max(sizes, default=1)
 
     def whole(self) -> bool:
         """All batches came; not all programs ask for one more to see that there is none."""
@@ -736,10 +807,17 @@ class Pass:
         """What tells samples apart: indices, or what an IterableDataset has made."""
         if not self.loader["iterable"]:
             return [index for batch in self.batches for index in batch.get("indices", [])]
-        return list(zip(self.column("targets"), self.column("items"), strict=False))
+        items = self.column("items")
+        targets = self.column("targets") or [None] * len(items)
+        return list(zip(targets, items, strict=False))
 
     def column(self, name: str) -> list:
         return [value for batch in self.batches for value in batch.get(name) or []]
+
+    def joins(self, other: "Pass") -> bool:
+        """Whether both may be parts of one evaluation: of one set, and no sample is in both."""
+        same_set = self.loader["fingerprint"] == other.loader["fingerprint"]
+        return same_set and not set(self.keys()) & set(other.keys())
 
 
 @dataclass
@@ -751,7 +829,7 @@ class Rank:
     process: dict = field(default_factory=dict)
     model: dict = field(default_factory=dict)
     device: dict = field(default_factory=dict)
-    horovod: bool = False
+    group: str = ""  # the name of the group of all ranks
     joins: bool = False
     trouble: str = ""  # of the recorder
     passes: dict[int, Pass] = field(default_factory=dict)
@@ -761,18 +839,26 @@ class Rank:
     wrote: list[dict] = field(default_factory=list)
     saved: list[dict] = field(default_factory=list)
     loaded: list[dict] = field(default_factory=list)
-    drew: set = field(default_factory=set)  # streams, by making an item
+    # Streams of random numbers that making an item drew from -> their states before it.
+    drew: dict[str, set] = field(default_factory=lambda: defaultdict(set))
     ended: dict = field(default_factory=dict)
     last: float = 0.0  # when its last event was
     stack: list | None = None  # the user's line where it stood still
+    still: float = 0.0  # seconds from its last event until the doctor ended the job
+
+    def left(self) -> bool:
+        """It came to its end, or waits for ever: it will call nothing more."""
+        return self.ended.get("error") == "None" or bool(self.stack and self.still >= STILL)
 
     def training(self) -> dict[str, list[Pass]]:
         """Passes with steps, by the line of their loader; the last may have none yet."""
         passes = list(self.passes.values())
         most = Counter()
         for one in passes:
-            most[one.loader["id"]] = max(most[one.loader["id"]], one.steps)
-        least = 1 if max(most.values(), default=0) == 1 else 2  # one: an evaluation cut short
+            steps = one.steps if one.trains() else 0
+            most[one.loader["id"]] = max(most[one.loader["id"]], steps)
+        # A single step after an evaluation that was cut short makes no training of it.
+        least = 1 if max(most.values(), default=0) == 1 else 2
 
         found = defaultdict(list)
         for one in passes:
@@ -781,42 +867,53 @@ class Rank:
                 found[str(one.loader["at"])].append(one)
         return found
 
-    def evaluations(self) -> list[list[Pass]]:
-        """Passes without steps, together where no step is between them."""
-        trained = [one for passes in self.training().values() for one in passes]
+    def evaluations(self) -> dict[tuple, list[Pass]]:
+        """Passes that show a set once: by the steps before them, and their number there."""
+        training = [one for passes in self.training().values() for one in passes]
+        trained = {one.loader["id"] for one in training}
         found = defaultdict(list)
         for one in self.passes.values():
-            if one not in trained and one.whole() and (one.place or not self.steps):
-                found[one.place].append(one)
-        return list(found.values())
+            early = self.steps and not one.place  # one that only looks at the data
+            if one.loader["id"] in trained or early or not one.whole():
+                continue
+
+            number = 0
+            while not all(other.joins(one) for other in found[one.place, number]):
+                number += 1
+            found[one.place, number].append(one)
+        return found
 
 
 def read_process(path: Path) -> Rank:
     """A process from its trace; world 0: it is none of the job's ranks."""
-    rank, loaders = Rank(), {}
+    rank = Rank()
+    loaders = {}
     recent: list[Pass] = []  # those with a batch since the last step
     for line in path.read_text(errors="replace").splitlines():
         try:
             event = json.loads(line)
         except ValueError:
             continue  # cut off by a kill
+
         kind = event["e"]
         rank.last = event["t"]
-        one = rank.passes.get(event.get("n"))
+        one = rank.passes.get(event.get("n"))  # for "batch" and "end"
 
         if kind in ("process", "model", "device"):
             setattr(rank, kind, event)
         elif kind in ("wrote", "saved", "loaded"):
             getattr(rank, kind).append(event)
         elif kind == "rank":
-            rank.rank, rank.world = event["rank"], event["world"]
-            rank.horovod = event["horovod"]
+            rank.rank = event["rank"]
+            rank.world = event["world"]
+            rank.group = event["group"]
         elif kind == "loader":
             loaders[event["id"]] = event
         elif kind == "pass":
             loader = loaders[event["loader"]]
-            recent = [one for one in recent if one.loader is not loader]  # left unfinished
-            rank.passes[event["n"]] = Pass(loader, event["seed"], len(rank.steps))
+            unfinished = [one for one in recent if one.loader is loader and not one.whole()]
+            recent = [one for one in recent if one not in unfinished]
+            rank.passes[event["n"]] = Pass(loader, len(rank.steps))
             rank.passes[event["n"]].total = event["total"]
         elif kind == "batch":
             one.batches.append(event)
@@ -825,18 +922,22 @@ def read_process(path: Path) -> Rank:
             one.ended = True
         elif kind == "step":
             rank.steps.append(event)
-            for trained in recent:
+            learning = [one for one in recent if one.batches[-1]["grad"]]
+            for trained in learning or recent:
                 evaluation = trained.whole() and trained is not recent[-1]
-                trained.steps += not trained.ended and not evaluation
+                if not trained.ended and not evaluation:
+                    trained.steps += 1
+                    trained.last = len(rank.steps)
             recent = []
         elif kind == "collective":
             rank.collectives[event["group"]].append(event)
             for evaluated in recent:
-                evaluated.reduced |= event["kind"] not in ("barrier", "broadcast")
+                evaluated.reduced.update({event["kind"]} - {"barrier", "broadcast"})
         elif kind == "figures":
             rank.figures[event["what"]][event["n"]] = event["values"]
         elif kind == "drew":
-            rank.drew |= set(event["streams"])
+            for name, state in event["states"].items():
+                rank.drew[name].add(state)
         elif kind == "trouble":
             rank.trouble = event["text"].splitlines()[-1]
         elif kind == "join":
@@ -845,7 +946,7 @@ def read_process(path: Path) -> Rank:
             rank.ended = event
 
     rank.stack = read_stack(path.with_suffix(".stacks"), rank.last)
-    if rank.rank < 0 and not rank.passes:
+    if rank.rank < 0 and not rank.passes and not rank.steps:
         rank.world = 0
     return rank
 
@@ -861,17 +962,30 @@ def read_stack(path: Path, last: float) -> list | None:
     return None
 
 
-def read_ranks(folder: Path) -> list[Rank]:
-    """All ranks of the job, in order; a process alone is rank 0 of 1."""
-    processes = [read_process(path) for path in sorted(folder.glob("*.jsonl"))]
-    ranks = {one.rank: one for one in processes if one.rank >= 0}
+def read_ranks(folder: Path, stopped: float = float("inf")) -> list[Rank]:
+    """All ranks of the job, in order; a process alone is rank 0 of 1.
+
+    stopped: when the doctor ended the job, in seconds since 1970.
+    """
+    processes = [read_process(path) for path in folder.glob("*.jsonl")]
+    processes.sort(key=lambda one: one.process.get("t", 0))
+    for one in processes:
+        if one.ended.get("t", 0) > stopped:
+            one.ended = {}  # by our signal
+        one.still = stopped - one.last if stopped < float("inf") else 0.0
+
+    # The largest job, and of restarts the last: no program of one rank that a rank starts.
+    world = max((one.world for one in processes), default=0)
+    ranks = {one.rank: one for one in processes if one.rank >= 0 and one.world == world}
     if not ranks:
         alone = [one for one in processes if one.world]
         ranks = {0: max(alone, key=lambda one: len(one.steps))} if alone else {}
     for one in processes:  # a loader's workers speak for their parents
         for rank in ranks.values():
             if one.process.get("parent") == rank.process.get("pid"):
-                rank.drew |= one.drew
+                for name, states in one.drew.items():
+                    rank.drew[name].update(states)
+
     for number, one in ranks.items():
         one.rank = number
     return [ranks[number] for number in sorted(ranks)]
@@ -903,7 +1017,7 @@ class Report:
         self.all_ranks = True  # or only those of one machine of several
 
     def find(self, name: str, at: list | None, /, mild: bool = False, **values: object) -> None:
-        """name: of TEXTS; mild: only a note, whatever is said there."""
+        """name: one of TEXTS; mild: only a note, whatever is said there."""
         severity, page, *texts = WORDS[name]
         seen, advice = texts[self.language :: 2]
         which = name.split(":")[0]
@@ -938,18 +1052,30 @@ def short(at: list | None) -> str:
 def comparable(one: Pass, other: Pass) -> bool:
     """Whether equal indices mean equal samples: the data sets, or what they gave, agree."""
     mine, theirs = (dict(zip(p.keys(), p.column("targets"), strict=False)) for p in (one, other))
-    common = mine.keys() & theirs.keys()
-    if any(mine[key] != theirs[key] for key in common):
+    targets = mine.keys() & theirs.keys()
+    if any(mine[key] != theirs[key] for key in targets):
         return False
+
+    mine, theirs = (dict(zip(p.keys(), p.column("items"), strict=False)) for p in (one, other))
+    items = mine.keys() & theirs.keys()
+    same = [mine[key] == theirs[key] for key in items]
     if one.loader["fingerprint"] == other.loader["fingerprint"]:
-        return True
-    items, others = (dict(zip(p.keys(), p.column("items"), strict=False)) for p in (one, other))
-    return bool(common) and all(items.get(key) == others.get(key) for key in common)
+        return bool(targets) or not same or any(same)  # augmented images differ, targets do not
+    return bool(same) and all(same)
+
+
+DRAWN = "Weighted|RASampler|Repeat"  # samplers that may draw a sample twice, or never
+CHOSEN = f"Subset|Random|{DRAWN}"
 
 
 def check_samples(ranks: list[Rank], report: Report) -> None:
     """Do ranks share training samples? Is an epoch's order that of the one before?"""
     trained = [rank.training() for rank in ranks]
+    if not all(trained):
+        for name in ("same_samples", "overlapping_samples", "same_order"):
+            report.skip(name, "loader")
+        return
+
     for line in trained[0]:
         for epoch, passes in enumerate(zip(*(by.get(line, []) for by in trained), strict=False)):
             check_shares(ranks, passes, epoch + 1, report)
@@ -957,12 +1083,14 @@ def check_samples(ranks: list[Rank], report: Report) -> None:
         for passes in by.values():
             for before, now in zip(passes, passes[1:], strict=False):
                 check_order(before, now, report)
+
     if not any(len(passes) > 1 for by in trained for passes in by.values()):
         report.skip("same_order", "epoch")
 
 
 def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report: Report) -> None:
-    loader, keys = passes[0].loader, [one.keys() for one in passes]
+    loader = passes[0].loader
+    keys = [one.keys() for one in passes]
     for n, one in enumerate(passes):
         for m in range(n):
             count = min(len(keys[n]), len(keys[m]))
@@ -981,26 +1109,27 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
         report.skip("overlapping_samples", "iterable")
         return None
 
-    own = max(len(part) - len(set(part)) for part in keys)
-    if own > 1 or loader["replacement"] or len(passes) < 2:
-        return None  # drawn with replacement: samples may come twice
+    own = sum(len(part) - len(set(part)) for part in keys)
+    drawn = loader["replacement"] or re.search(DRAWN, loader["sampler"])
+    if own > 1 or drawn or len(passes) < 2:
+        return None  # samples may come twice
     if not all(comparable(passes[0], other) for other in passes[1:]):
         return report.skip("overlapping_samples", "files")
+
+    count = sum(map(len, keys))
     union = set().union(*keys)
-    twice = sum(map(len, keys)) - len(union)
-    padding = len(passes) - 1
-    if loader["accelerate"]:
-        padding = len(passes) * (loader["batch_size"] or 1)
+    twice = count - len(union)
+    size = max(one.size() for one in passes)
+    own_batches = loader["accelerate"] or not loader["batch_size"]
+    padding = len(passes) * size if own_batches else len(passes) - 1
     if twice > padding:
-        return report.find(
-            "overlapping_samples", loader["at"], epoch=epoch, twice=twice, count=sum(map(len, keys))
-        )
+        at = loader["at"]
+        return report.find("overlapping_samples", at, epoch=epoch, twice=twice, count=count)
 
     unseen = (loader["length"] or 0) - len(union)
-    cut = len(passes) * ((loader["batch_size"] or 1) + 1)
-    chosen = "Subset" in loader["sampler"] or "Weighted" in loader["sampler"]
+    dropped = len(passes) * (size + 1)  # by drop_last, of batches and of the share
     whole = report.all_ranks and all(one.whole() for one in passes)
-    if whole and unseen > cut and not chosen:
+    if whole and unseen > dropped and not re.search(CHOSEN, loader["sampler"]):
         report.find(
             "overlapping_samples:skipped",
             loader["at"],
@@ -1012,11 +1141,14 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
 
 
 def check_order(before: Pass, now: Pass, report: Report) -> None:
+    if now.loader["iterable"] or before.place == now.place:
+        return
+    if before.loader["fingerprint"] != now.loader["fingerprint"]:
+        return
+
     count = min(len(before.keys()), len(now.keys()))
     order = now.keys()[:count]
-    if now.loader["iterable"] or count < 3 or order == sorted(order):
-        return
-    if order == before.keys()[:count]:
+    if count > 5 and order != sorted(order) and order == before.keys()[:count]:
         report.find("same_order", now.loader["at"], count=count)
 
 
@@ -1025,43 +1157,55 @@ def check_steps(ranks: list[Rank], report: Report) -> None:
     if any(rank.joins for rank in ranks):
         return report.skip("unequal_steps", "join")
     trained = [rank.training() for rank in ranks]
+    if not all(trained):
+        return report.skip("unequal_steps", "loader")
     for line in trained[0]:
         lists = [by.get(line, []) for by in trained]
         for epoch, passes in enumerate(zip(*lists, strict=False), 1):
+            steps = [made(ranks[n], lists[n], epoch) for n in range(len(ranks))]
             few, many, values = extremes(ranks, [len(one.batches) for one in passes])
             over = passes[few].ended or len(lists[few]) > epoch
-            if over and few != many:
+            went_on = len(lists[many]) > epoch or ranks[many].ended.get("error") == "None"
+            if over and few != many and not (went_on and len(set(steps)) == 1):
                 at = passes[few].loader["at"]
                 return report.find("unequal_steps", at, epoch=epoch, **values)
 
-            few, many, values = extremes(ranks, [one.steps for one in passes])
+            few, many, values = extremes(ranks, steps)
             if few != many and all(one.ended for one in passes):
                 at = ranks[few].steps[-1]["at"] if ranks[few].steps else None
                 return report.find("unequal_steps:skipped", at, epoch=epoch, **values)
 
         few, many, values = extremes(ranks, list(map(len, lists)))
-        left = ranks[few].ended.get("error") == "None" or ranks[few].stack
-        if few != many and left and lists[few] and lists[few][-1].ended:
+        if few != many and ranks[few].left() and lists[few] and lists[few][-1].ended:
             return report.find("unequal_steps:epochs", lists[few][-1].loader["at"], **values)
     return None
 
 
+def made(rank: Rank, passes: list[Pass], epoch: int) -> int:
+    """Steps from the beginning of a pass to that of the next one."""
+    after = passes[epoch].place if epoch < len(passes) else len(rank.steps)
+    return after - passes[epoch - 1].place
+
+
 def extremes(ranks: list[Rank], counts: list[int]) -> tuple[int, int, dict]:
     """Places of the smallest and of the largest count, equal if all are; and words for them."""
-    few, many = counts.index(min(counts)), counts.index(max(counts))
+    few = counts.index(min(counts))
+    many = counts.index(max(counts))
     values = {"one": ranks[few].rank, "few": counts[few]}
     return few, many, values | {"other": ranks[many].rank, "many": counts[many]}
 
 
-def differ(one: list, other: list) -> list[int]:
-    """The groups of parameters whose figures are not equal, sums taken otherwise aside."""
-    found = []
-    for n, ((norm, sample), (norm2, sample2)) in enumerate(zip(one, other, strict=True)):
+def differ(one: list, other: list) -> bool:
+    """Whether figures of two ranks are unequal, by more than sums taken otherwise are."""
+    for (norm, sample), (norm2, sample2) in zip(one, other, strict=True):
+        if repr([norm, sample]) == repr([norm2, sample2]):
+            continue  # NaN and infinity are equal to themselves here
+
         scale = max(norm, norm2) + 1e-30
-        far = abs(norm - norm2) > TOLERANCE * scale
-        if far or abs(sample - sample2) > 64 * TOLERANCE * scale:
-            found.append(n)
-    return found
+        near = abs(norm - norm2) <= TOLERANCE * scale
+        if not near or not abs(sample - sample2) <= 64 * TOLERANCE * scale:
+            return True
+    return False
 
 
 def first_difference(ranks: list[Rank], what: str) -> dict | None:
@@ -1077,19 +1221,25 @@ def first_difference(ranks: list[Rank], what: str) -> dict | None:
 def check_weights(ranks: list[Rank], report: Report) -> None:
     """Gradients at the step, weights before the first and after each."""
     wrappers = {name for rank in ranks for name in rank.model.get("wrappers", [])}
-    if "sharded" in wrappers:
+    sizes = [rank.model.get("sizes") for rank in ranks]
+    why = ""
+    if not all(rank.figures["gradients"] for rank in ranks):
+        why = "optimizer"
+    elif "sharded" in wrappers or not sizes[0] or any(size != sizes[0] for size in sizes):
+        why = "sharded"
+    elif report.has("unequal_steps"):
+        why = "steps"
+    if why:
         for name in ("no_averaging", "unequal_gradients", "drifting_weights"):
-            report.skip(name, "sharded")
+            report.skip(name, why)
         return
-    if report.has("unequal_steps"):
-        for name in ("no_averaging", "unequal_gradients", "drifting_weights"):
-            report.skip(name, "steps")
-        return
+
     first = ranks[0]
     at = first.steps[-1]["at"] if first.steps else None
     sums = sum(e["size"] for events in first.collectives.values() for e in events)
-    whole = sum(first.model.get("sizes", [])) * len(first.steps)
-    averaged = bool(wrappers) or first.horovod or sums >= whole / 2 > 0
+    whole = sum(sizes[0]) * len(first.steps)
+    by_hand = sums >= whole / 2  # as many numbers as gradients, or nearly, were summed
+    averaged = bool(wrappers) or first.group == "horovod" or by_hand
 
     gradients = first_difference(ranks, "gradients")
     weights = first_difference(ranks, "weights")
@@ -1108,10 +1258,10 @@ def check_weights(ranks: list[Rank], report: Report) -> None:
 def unequal_rates(ranks: list[Rank]) -> dict | None:
     for steps in zip(*(rank.steps for rank in ranks), strict=False):
         for n, step in enumerate(steps):
-            if step["rates"] != steps[0]["rates"]:
-                mine, theirs = steps[0]["rates"][0], step["rates"][0]
-                found = {"one": ranks[0].rank, "mine": mine, "theirs": theirs}
-                return found | {"step": step["n"], "other": ranks[n].rank}
+            for mine, theirs in zip(steps[0]["rates"], step["rates"], strict=False):
+                if mine != theirs:
+                    values = {"step": step["n"], "one": ranks[0].rank, "other": ranks[n].rank}
+                    return {**values, "mine": mine, "theirs": theirs}
     return None
 
 
@@ -1123,16 +1273,17 @@ def check_randomness(ranks: list[Rank], report: Report) -> None:
         firsts += [one for one in passes[:1] if len(one.batches) > 1]
     if len(firsts) < len(ranks):
         return report.skip("equal_randomness", "batches")
-    for stream in ("torch", "numpy", "random"):
+    for stream in ("torch", "numpy", "random", "cuda"):
         states = [[batch["random"].get(stream) for batch in one.batches[:2]] for one in firsts]
         equal = len({state[0] for state in states}) < len(ranks)
         if equal and states[0][0] != states[0][1]:
             return report.find("equal_randomness", firsts[0].loader["at"], name=stream)
-    seeds = {one.seed for one in firsts}
-    drew = set().union(*(rank.drew for rank in ranks))
-    if firsts[0].loader["workers"] and len(seeds) < len(ranks) and drew:
-        name, at = ", ".join(sorted(drew)), firsts[0].loader["at"]
-        return report.find("equal_randomness:workers", at, name=name)
+
+    for rank in ranks[1:] if firsts[0].loader["workers"] else []:
+        drew = [name for name, states in rank.drew.items() if states & ranks[0].drew[name]]
+        if drew:
+            name = ", ".join(sorted(drew))
+            return report.find("equal_randomness:workers", firsts[0].loader["at"], name=name)
     return None
 
 
@@ -1176,21 +1327,24 @@ def check_evaluation(ranks: list[Rank], report: Report) -> None:
     if not report.all_ranks:
         return report.skip("wrong_evaluation", "machines")
     phases = [rank.evaluations() for rank in ranks]
-    if not any(phases):
+    by_ranks = Counter(key for phase in phases for key in phase)
+    if not by_ranks:
         return report.skip("wrong_evaluation", "evaluation")
-    check_coverage(next(zip(*filter(None, phases), strict=False)), report)
+    [(first, _)] = by_ranks.most_common(1)  # of several, the one that came first
+    check_coverage([phase[first] for phase in phases if first in phase], report)
     return None
 
 
-def check_coverage(phase: tuple[list[Pass], ...], report: Report) -> None:
-    """phase: for each rank that evaluates, its passes between two steps."""
+def check_coverage(phase: list[list[Pass]], report: Report) -> None:
+    """phase: for each rank that evaluates, its passes over the set."""
     loaders = [one.loader for passes in phase for one in passes]
     if any(loader["iterable"] or loader["root"] is None for loader in loaders):
         return report.skip("wrong_evaluation", "iterable")
     if not all(comparable(passes[0], phase[0][0]) for passes in phase):
         return report.skip("wrong_evaluation", "files")
 
-    counts, everyone = Counter(), True
+    counts = Counter()
+    everyone = True
     for passes in zip(*phase, strict=False):
         keys = [one.keys() for one in passes]
         same = all(part == keys[0] for part in keys)
@@ -1201,22 +1355,27 @@ def check_coverage(phase: tuple[list[Pass], ...], report: Report) -> None:
     for passes in zip(*phase, strict=False):
         parts = {one.loader["subset"]: one.loader for one in passes}
         size += sum(loader["length"] for loader in parts.values())
-        if "" in parts:  # of the whole set; any other is a part of it
-            size = parts[""]["root"]
+        whole = parts.get("")  # no Subset: any other is a part of it
+        if whole:
+            size = whole["root"]
             break
+
     twice = sum(counts.values()) - len(counts)
     missing = size - len(counts)
     at = loaders[0]["at"]
-    mild = loaders[0]["accelerate"]  # which has gather_for_metrics
+    kinds = set().union(*(one.reduced for passes in phase for one in passes))
+    # What was gathered may have been cut: accelerate's gather_for_metrics does so.
+    mild = loaders[0]["accelerate"] or any("gather" in kind for kind in kinds)
 
-    chosen = any(re.search("Subset|Weighted|Random", loader["sampler"]) for loader in loaders)
+    chosen = any(re.search(CHOSEN, loader["sampler"]) for loader in loaders)
     if missing > 0 and not chosen:
-        return report.find("wrong_evaluation:part", at, mild=mild, missing=missing, count=size)
+        accelerate = loaders[0]["accelerate"]
+        return report.find("wrong_evaluation:part", at, accelerate, missing=missing, count=size)
     if twice > 0 and not chosen:
         return report.find("wrong_evaluation", at, mild=mild, twice=twice, count=size)
     if everyone and len(phase) > 1:
         return report.find("wrong_evaluation:everyone", at, count=size)
-    if len(phase) > 1 and not any(one.reduced for passes in phase for one in passes):
+    if len(phase) > 1 and not kinds:
         share = len(phase[0][0].keys())
         return report.find("wrong_evaluation:share", at, mild=mild, share=share, count=size)
     return None
@@ -1245,17 +1404,25 @@ def check_collectives(ranks: list[Rank], report: Report) -> None:
         return
     groups = dict.fromkeys(name for rank in ranks for name in rank.collectives)
     for group in [name for name in groups if name != "horovod"]:
-        members = [rank for rank in ranks if rank.collectives[group]]
+        members = [rank for rank in ranks if rank.collectives[group] or rank.group == group]
         for other in members[1:]:
             check_pair(members[0], other, group, report)
+
     waits = [rank for rank in ranks if rank.stack]
-    if len({short(rank.stack) for rank in waits}) > 1 and not report.has("collective_order"):
-        places = "; ".join(f"rank {rank.rank}: {short(rank.stack)}" for rank in waits)
-        report.find("collective_order:waits", waits[0].stack, places=places)
+    places = {short(rank.stack) for rank in waits}
+    if len(waits) < 2 or report.has("collective_order"):
+        return
+    for_ever = all(rank.still >= STILL for rank in waits)
+    if len(places) > 1:
+        found = "; ".join(f"rank {rank.rank}: {short(rank.stack)}" for rank in waits)
+        report.find("collective_order:waits", waits[0].stack, not for_ever, places=found)
+    elif for_ever and len(waits) == len(ranks):
+        report.find("collective_order:still", waits[0].stack)
 
 
 def check_pair(one: Rank, other: Rank, group: str, report: Report) -> None:
-    mine, theirs = one.collectives[group], other.collectives[group]
+    mine = one.collectives[group]
+    theirs = other.collectives[group]
     for n, (a, b) in enumerate(zip(mine, theirs, strict=False)):
         sized = a["kind"] in ("allreduce", "broadcast", "reduce")
         if a["kind"] != b["kind"] or (sized and a["size"] != b["size"]):
@@ -1269,9 +1436,10 @@ def check_pair(one: Rank, other: Rank, group: str, report: Report) -> None:
                 theirs=f"{b['kind']} ({b['size']}) {short(b['at'])}",
             )
             return
+
     more, fewer = (one, other) if len(mine) > len(theirs) else (other, one)
-    gone = fewer.ended.get("error") == "None" or fewer.stack
-    if len(mine) != len(theirs) and gone and (more.stack or more.ended.get("error") != "None"):
+    waits = more.stack or more.ended.get("error") != "None"
+    if len(mine) != len(theirs) and fewer.left() and waits:
         event = more.collectives[group][len(fewer.collectives[group])]
         place = short(event["at"])
         report.find(
@@ -1305,17 +1473,20 @@ def check_rate(ranks: list[Rank], report: Report) -> None:
     """Are both batch size and learning rate what somebody typed for one GPU?"""
     rank = ranks[0]
     passes = [one for passes in rank.training().values() for one in passes]
-    if not passes or not rank.steps or not rank.steps[0]["rates"]:
+    if not passes or not rank.steps or not rank.steps[0]["rates"] or not rank.steps[0]["at"]:
         return
     typed = {word.split("=")[-1] for word in rank.process.get("argv", [])}
     with suppress(OSError, SyntaxError):
         tree = ast.parse(Path(rank.steps[0]["at"][0]).read_text())
-        typed |= {str(n.value) for n in ast.walk(tree) if isinstance(n, ast.Constant)}
-    size, rate = passes[0].loader["batch_size"], max(rank.steps[0]["rates"])
+        typed.update(str(n.value) for n in ast.walk(tree) if isinstance(n, ast.Constant))
+
+    size = passes[0].loader["batch_size"]
+    rate = max(rank.steps[0]["rates"])
     values = set()
     for text in typed:
         with suppress(ValueError):
             values.add(float(text))
+
     if {size, rate} <= values and len(ranks) > 1:
         total = size * len(ranks)
         report.find("learning_rate", passes[0].loader["at"], size=size, total=total, rate=rate)
@@ -1346,26 +1517,29 @@ def judge(ranks: list[Rank], report: Report) -> None:
         by_group[tuple(rank.model.get("group") or ())].append(rank)
     groups = list(by_group.values())
     if any(len(group) == 1 for group in groups):
-        groups = [ranks]
+        groups = [ranks]  # one that crashed before it had a model, or no DDP
     report.all_ranks = len(ranks) == ranks[0].world
+
     for rank in ranks:
         if rank.trouble:
-            report.not_checked["all"] = f"the recorder had a problem: {rank.trouble}"
+            problem = report.choose("the recorder had a problem", "记录器出错")
+            report.not_checked["all"] = f"{problem}: {rank.trouble}"
 
     for check, *names in (*CHECKS, *CHECKS_OF_ALL):
         for group in groups if (check, *names) in CHECKS else [ranks]:
             try:
                 check(group, report)
             except Exception as error:
-                report.not_checked |= dict.fromkeys(names, f"the doctor had a problem: {error!r}")
+                problem = report.choose("the doctor had a problem", "doctor 出错")
+                report.not_checked.update(dict.fromkeys(names, f"{problem}: {error!r}"))
         for name in names:
             if len(ranks) == 1 and name not in ALONE:
-                report.skip(name, "alone")
+                report.skip(name, "alone" if ranks[0].world == 1 else "machines")
         report.checked += [name for name in names if name not in report.not_checked]
     report.findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-# ---- words: seen in English and Chinese, advice in both ----
+# ---- words ----
 # For each finding: name | severity | page, then what was seen and what to do, each in
 # English and in Chinese. What follows a colon in a name tells kinds of a finding apart.
 TEXTS = """
@@ -1379,7 +1553,7 @@ overlapping_samples | wrong result | convert.md#step-3
 Shares overlap: in epoch {epoch}, {twice} of {count} samples came to more than one rank.
 各 rank 的样本有重叠：第 {epoch} 个 epoch 的 {count} 个样本里，有 {twice} 个重复出现在不同 rank 上。
 All ranks must shuffle with the same seed, then take every world_size-th sample from their rank on.
-所有 rank 用同一个种子打乱，再从自己的 rank 号开始，每隔 world_size 个取一个。
+所有 rank 用同一个种子打乱，再各自从自己的 rank 号开始，每 world_size 个取一个。
 
 overlapping_samples:skipped | wrong result | convert.md#step-3
 Samples are skipped: in epoch {epoch} no rank has seen {unseen} of {count}.
@@ -1401,15 +1575,15 @@ Give all ranks equal shares: DistributedSampler pads them; or drop_last=True, or
 
 unequal_steps:skipped | wrong result | troubleshooting.md#hang-causes
 Rank {one} made {few} steps in epoch {epoch}, rank {other} made {many}: some were skipped on one rank.
-第 {epoch} 个 epoch 里，rank {one} 走了 {few} 步，rank {other} 走了 {many} 步：有的 rank 跳过了一些步。
+第 {epoch} 个 epoch 里，rank {one} 跑了 {few} 步，rank {other} 跑了 {many} 步：有的 rank 跳过了一些步。
 Decide together: all-reduce the condition, so that all ranks skip the same steps.
-一起决定：先对跳过的条件做 all-reduce，让所有 rank 跳过同样的步。
+由所有 rank 统一决定：先对“是否跳过”做 all-reduce，让所有 rank 跳过同样的步。
 
 unequal_steps:epochs | hang ahead | troubleshooting.md#hang-causes
 Rank {one} left the training after {few} epochs, rank {other} began epoch {many}.
 rank {one} 训练 {few} 个 epoch 后退出，rank {other} 却开始了第 {many} 个。
 Decide together: let rank 0 broadcast whether to stop, or compare a reduced number.
-一起决定：由 rank 0 广播是否停止，或者比较归约之后的数。
+由所有 rank 统一决定：由 rank 0 广播是否停止，或者用 all-reduce 之后的指标来判断。
 
 no_averaging | wrong result | convert.md#step-4
 Gradients are never averaged: at step {step}, those of ranks {one} and {other} differ, and nothing adds them up.
@@ -1419,7 +1593,7 @@ Wrap the model in DistributedDataParallel and train the wrapper.
 
 no_averaging:start | wrong result | convert.md#step-4
 Ranks {one} and {other} begin with different weights, so that equal gradients do not keep them together.
-rank {one} 和 rank {other} 的初始权重不同，即使梯度一样，也不会变得一致。
+rank {one} 和 rank {other} 的初始权重不同：之后即使梯度一样，权重也不会变得一致。
 Broadcast all parameters and buffers from rank 0 before the first step; DDP does it by itself.
 第一步之前，把所有参数和 buffer 从 rank 0 广播出去；DDP 会自动做这件事。
 
@@ -1427,19 +1601,19 @@ unequal_gradients | wrong result | convert.md#step-4
 Gradients differ between ranks {one} and {other} at step {step}, although the script averages.
 脚本做了梯度平均，但第 {step} 步 rank {one} 和 rank {other} 的梯度仍然不同。
 Call the DDP wrapper, not model.module; leave no_sync before the last micro-batch; change gradients on all ranks alike.
-前向用包装后的模型，不要用 model.module；最后一个 micro-batch 不要放在 no_sync 里；改动梯度时各 rank 要一样。
+前向用包装后的模型，不要用 model.module；最后一个 micro-batch 不要放在 no_sync 里；修改梯度时，各 rank 的改法要一致。
 
 drifting_weights | wrong result | convert.md#plateau
 Weights drift: gradients are equal, and after step {step} the weights of ranks {one} and {other} are not.
 权重逐渐不一致：梯度相同，但第 {step} 步之后 rank {one} 和 rank {other} 的权重不同。
 Use the same optimizer with the same settings on all ranks, and change weights nowhere else.
-所有 rank 用同样设置的优化器，此外不要在别处改动权重。
+所有 rank 用同样的优化器和同样的设置，也不要在别处改动权重。
 
 drifting_weights:rates | wrong result | convert.md#plateau
 Learning rates differ at step {step}: {mine:g} on rank {one}, {theirs:g} on rank {other}.
 第 {step} 步各 rank 的学习率不同：rank {one} 是 {mine:g}，rank {other} 是 {theirs:g}。
 Feed the scheduler with a number that is the same on all ranks: all-reduce it first.
-传给 scheduler 的数要在所有 rank 上相同：先做 all-reduce。
+传给 scheduler 的指标在所有 rank 上要相同：先做 all-reduce。
 
 shared_gpu | wasted | convert.md#step-1
 Ranks {ranks} use the same GPU.
@@ -1455,7 +1629,7 @@ Call torch.cuda.set_device first; load checkpoints with map_location='cpu'.
 
 equal_randomness | wasted | convert.md#random
 Ranks draw the same random numbers ({name}) where dropout or augmentation use them.
-各 rank 的随机数（{name}）完全相同，而 dropout 或数据增强正在使用它们。
+各 rank 的随机数（{name}）完全相同，而 dropout 或数据增强正要用到它们。
 Seed each rank differently after the model is built: torch.manual_seed(seed + rank).
 建好模型之后，让每个 rank 的种子不同：torch.manual_seed(seed + rank)。
 
@@ -1485,9 +1659,9 @@ Save and load the inner model: model.module.state_dict(), model.module.load_stat
 
 wrong_evaluation | wrong result | convert.md#step-6
 Evaluation counts {twice} samples twice, of {count}.
-评估把 {twice} 个样本算了两次（共 {count} 个）。
+评估时有 {twice} 个样本算了两次（共 {count} 个样本）。
 DistributedSampler pads. Evaluate range(rank, len(dataset), world_size) instead, and add up sums and counts.
-DistributedSampler 会补齐。改为每个 rank 评估 range(rank, len(dataset), world_size)，再把总和与个数分别相加。
+DistributedSampler 会重复一些样本来补齐。改为每个 rank 评估 range(rank, len(dataset), world_size)，再把各 rank 的累加值和样本数分别相加。
 
 wrong_evaluation:part | wrong result | convert.md#step-6
 Evaluation leaves out {missing} of {count} samples.
@@ -1499,7 +1673,7 @@ wrong_evaluation:share | wrong result | convert.md#step-6
 Each rank evaluates its own share ({share} of {count} on rank 0), and no collective adds them up.
 每个 rank 只评估自己的一份（rank 0 是 {count} 个中的 {share} 个），之后没有任何集合通信把结果加起来。
 all_reduce the sums and the counts, then divide.
-对总和与个数做 all_reduce，再相除。
+对累加值和样本数做 all_reduce，再相除。
 
 wrong_evaluation:everyone | wasted | convert.md#step-6
 Every rank evaluates all {count} samples.
@@ -1515,13 +1689,13 @@ Broadcast the buffers from rank 0 before the evaluation, or use SyncBatchNorm.
 
 collective_order | hang ahead | concepts.md#collective-rule
 Collective {n} is {mine} on rank {one}, but {theirs} on rank {other}.
-第 {n} 个集合通信，rank {one} 是 {mine}，rank {other} 却是 {theirs}。
+第 {n} 次集合通信，rank {one} 是 {mine}，rank {other} 却是 {theirs}。
 All ranks must call the same collectives in the same order: move them out of if rank == …
 所有 rank 要以同样的顺序调用同样的集合通信：不要放在 if rank == … 里。
 
 collective_order:missing | hang ahead | concepts.md#collective-rule
 Rank {one} called {kind} ({place}), which rank {other} never reached.
-rank {one} 调用了 {kind}（{place}），rank {other} 一直没有到达。
+rank {one} 调用了 {kind}（{place}），rank {other} 一直没有执行到这里。
 All ranks must call it: move it out of if rank == …, and let all ranks leave loops together.
 所有 rank 都要调用它：不要放在 if rank == … 里，各 rank 要一起退出循环。
 
@@ -1529,23 +1703,29 @@ collective_order:waits | hang ahead | concepts.md#collective-rule
 Ranks stand still in different places: {places}.
 各 rank 停在不同的地方：{places}。
 Find the collective that one of them has not reached; all ranks must call it.
-找出其中一个 rank 没有到达的集合通信；所有 rank 都要调用它。
+找出是哪个集合通信有 rank 没有执行到；所有 rank 都要调用它。
+
+collective_order:still | hang ahead | troubleshooting.md#hang-causes
+All ranks stand still in this line.
+所有 rank 都停在这一行。
+If it waits for other ranks, not all have called the same: compare sizes and counts. If not, it waits for disk or network.
+如果它在等其他 rank，说明各 rank 的调用不一致，请比较张量大小和调用次数；否则就是在等磁盘或网络。
 
 slow_step | slow | troubleshooting.md#slow-input
 Rank {rank} waits {share} % of the time for its DataLoader.
 rank {rank} 有 {share} % 的时间在等 DataLoader。
 More num_workers, persistent_workers=True; or smaller images on disk.
-增加 num_workers，设置 persistent_workers=True；或者把磁盘上的图片缩小。
+增加 num_workers，设置 persistent_workers=True；或者预先把图片缩小再存盘。
 
 slow_step:unused | slow | troubleshooting.md#slow-input
 find_unused_parameters=True, and every parameter had a gradient in every step.
 设置了 find_unused_parameters=True，但每一步所有参数都有梯度。
 Leave it out: DDP then does not search the graph in every step.
-去掉它，DDP 就不用每一步都搜索计算图。
+去掉它，DDP 就不用每一步都遍历计算图。
 
 learning_rate | note | concepts.md#learning-rate
 Batch size {size} and learning rate {rate} are both as typed: all ranks together train with {total} a step.
-batch size {size} 和学习率 {rate} 都是原样使用：所有 rank 合起来，每步是 {total} 个样本。
+batch size {size} 和学习率 {rate} 都直接用了原值：所有 rank 合起来，每步训练 {total} 个样本。
 If they were chosen for one GPU: divide the batch by world_size, or raise the rate with it.
 如果它们是为单卡选的：把 batch 除以 world_size，或者按比例提高学习率。
 """  # noqa: E501
@@ -1557,19 +1737,21 @@ for _text in TEXTS.strip().split("\n\n"):
 REASONS = {
     "alone": ("there is one rank", "只有一个 rank"),
     "epoch": ("needs a second epoch", "需要第二个 epoch"),
+    "loader": ("no training from a torch DataLoader was seen", "没有看到用 DataLoader 训练"),
+    "optimizer": ("no optimizer step was seen on all ranks", "有的 rank 没有看到优化器更新"),
     "iterable": ("an IterableDataset has no indices", "IterableDataset 没有下标"),
     "files": (
         "equal indices are different samples: files sharded by rank?",
-        "同样的下标对应不同的样本：文件按 rank 分片？",
+        "同样的下标对应不同的样本，可能是文件按 rank 分片了",
     ),
     "join": ("Join allows unequal steps", "Join 允许步数不同"),
     "machines": ("other ranks are on other machines", "其他 rank 在别的机器上"),
-    "steps": ("ranks made different steps", "各 rank 走的步不同"),
-    "sharded": ("FSDP or ZeRO divides them", "FSDP 或 ZeRO 把它们分片了"),
-    "batches": ("needs two batches on each rank", "每个 rank 需要两个 batch"),
+    "steps": ("ranks made different steps", "各 rank 做的优化器步不同"),
+    "sharded": ("ranks hold different parts of the model", "各 rank 持有模型的不同部分"),
+    "batches": ("needs two batches on each rank", "每个 rank 至少要有两个 batch"),
     "cpu": ("no rank uses a GPU", "没有 rank 用显卡"),
-    "evaluation": ("no evaluation came to its end", "没有完整的评估"),
-    "buffers": ("no two ranks evaluated BatchNorm", "没有两个 rank 评估过 BatchNorm"),
+    "evaluation": ("no evaluation came to its end", "没有一次评估完整跑完"),
+    "buffers": ("no two ranks evaluated BatchNorm", "评估时用到 BatchNorm 的 rank 不足两个"),
 }
 
 
@@ -1582,6 +1764,7 @@ class Job:
         self.traces.mkdir()
         first = folder / "first"
         first.mkdir()
+
         text = SITECUSTOMIZE.format(
             modules=HOOKED, doctor=os.path.abspath(__file__), folder=str(first)
         )
@@ -1704,7 +1887,8 @@ def fail(line: str) -> None:
 
 def main() -> None:
     args = parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as by Ctrl-C
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # as Ctrl-C
     print(
         f"doctor: running {' '.join(args.command)}: it really trains, and writes its files",
         flush=True,
@@ -1720,12 +1904,17 @@ def main() -> None:
             job.ended = "ctrl-c"
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is to be left behind
-            job.end()
-        ranks = read_ranks(job.traces)
+            stopped = time.time() if job.ended else float("inf")
+            if job.ended or job.process.poll() is None:
+                job.end()
+        ranks = read_ranks(job.traces, stopped)
         any_trace = any(job.traces.glob("*.jsonl"))
     status = job.process.returncode
     if not any_trace:
-        fail(f"it ended with status {status}, and no Python process of it has used torch")
+        fail(
+            f"it ended with status {status}, and no Python process of it has used torch: "
+            "PYTHONPATH must reach them, and does not into containers or python -I"
+        )
     if not any(rank.passes or rank.steps for rank in ranks):
         fail(f"it ended with status {status} before a loader or an optimizer was used")
 
@@ -1735,6 +1924,9 @@ def main() -> None:
     steps = listed([len(rank.steps) for rank in ranks])
     print(f"\ndoctor: ranks {listed(ranks)}; steps {steps}; ended: {by}")
     for rank in ranks:
+        error = rank.ended.get("error", "None")
+        if error != "None":
+            print(f"rank {rank.rank} ended by {error:.200}")
         if rank.stack:
             print(f"rank {rank.rank} stood still at {short(rank.stack)}")
     print("\n" + verdict(report))

@@ -142,6 +142,13 @@ def test_reads_like_prose(file: str) -> None:
     assert {name: size for name, size in sizes.items() if size > 60} == {}
 
 
+def test_the_doctor_reads_like_prose() -> None:
+    """It is copied like a chapter; only its words are wider than 88 columns."""
+    measured = density((ROOT / "tools/doctor.py").read_text())
+    assert {name: value for name, value in measured.items() if value > BOUNDS.get(name, 1e9)} == {}
+    assert measured["blank"] >= LEAST_BLANK
+
+
 def test_density_is_measured() -> None:
     """A dense line is told from an airy one."""
     packed = "def f(a, b):\n    a, b = b, a\n    a |= {1: 2}\n    return [x for x in a if x in b]\n"

@@ -4,9 +4,9 @@
     python tests/mutations/mutations.py set_epoch  # those whose name holds the word
     python tests/mutations/mutations.py --list
 
-Each patch below replaces a piece of a chapter's text, in every chapter that holds it, in a copy of
-the repository; the tests named beside it must then fail. A piece that no longer stands in the
-chapters, a test that stays green, or tests that are red before anything is broken end this with
+Each patch below replaces a piece of text in every chapter that holds it, and in the doctor, in a
+copy of the repository; the tests named beside it must then fail. A piece that no longer stands
+there, a test that stays green, or tests that are red before anything is broken end this with
 status 1. It takes a while (a test session per patch, two at a time), so it is part of `make proof`.
 """
 
@@ -31,11 +31,11 @@ AT_ONCE = 2
 
 @dataclass(frozen=True)
 class Mutation:
-    """name: what is lost. old becomes new in every chapter that has it (at least `chapters` of
-    them). tests: a pytest argument; at least one test of it must fail."""
+    """name: what is lost. old becomes new in every file that has it (at least `files` of them).
+    tests: a pytest argument; at least one test of it must fail."""
 
     name: str
-    chapters: int
+    files: int
     old: str
     new: str
     tests: str
@@ -49,9 +49,9 @@ SAMPLING = "tests/chapters/test_sampling.py"
 RESUME = "tests/chapters/test_resume.py"
 ERRORS = "tests/chapters/test_errors.py"
 DATA = "tests/faults/test_faults_data.py"
-PROOFS = "tests/chapters/test_proofs.py"
 BROADCAST = "wait_for(dist.broadcast(buffer, src=0, async_op=True))"
-# By the test that notices them: what is lost, in how many chapters at least, and the patch.
+DOCTOR = "tests/tools/test_doctor.py"
+# By the test that notices them: what is lost, in how many files at least, and the patch.
 # fmt: off
 PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{SAMPLING}::test_a_run_shuffles_anew_each_epoch[01_dataparallel-1]": [
@@ -72,7 +72,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{EVAL}::test_the_model_of_rank_0_is_evaluated[02_distributed-2]": [
         ("the buffer broadcast", 5, BROADCAST, "pass"),
     ],
-    f"{PROOFS}::test_hundreds_of_loader_workers[02_distributed]": [
+    f"{EVAL}::test_handles_are_kept[02_distributed]": [
         ("what gloo's thread must not free", 5, BROADCAST, "dist.broadcast(buffer, src=0)"),
     ],
     f"{EVAL}::test_the_model_of_rank_0_is_evaluated[01_dataparallel-1]": [
@@ -268,13 +268,34 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{RANKS}::test_the_same_images_or_none": [
         ("the images of an interrupted epoch", 1, "if inside and (saved", "if False and (saved"),
     ],
+    f"{DOCTOR}::test_same_bits": [
+        ("the doctor draws no random number", 1,
+         "gradients = [p.grad for p", "torch.rand(1); gradients = [p.grad for p"),
+    ],
+    f"{DOCTOR}::test_nothing_in_a_right_script": [
+        ("the doctor forgives padding", 1, "else len(passes) - 1", "else 0"),
+        ("the doctor knows an evaluation", 1,
+         "if most[one.loader[\"id\"]] >= least and (one.steps or begun):", "if True:"),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[files-divided-by-rank]": [
+        ("the doctor compares what is in the items", 1,
+         "if any(mine[key] != theirs[key] for key in targets):", "if False:"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[no_averaging]": [
+        ("the doctor compares gradients", 1,
+         "            if theirs and differ(ranks[0]", "            if False and differ(ranks[0]"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[same_order]": [
+        ("the doctor compares epochs", 1,
+         " and order == before.keys()[:count]:", " and False:"),
+    ],
 }
 # fmt: on
 MUTATIONS = [Mutation(*patch, test) for test, patches in PATCHES.items() for patch in patches]
 
 
-def chapters_of(root: Path) -> list[Path]:
-    return sorted(root.glob("0[1-7]_*/main.py"))
+def files_of(root: Path) -> list[Path]:
+    return [*sorted(root.glob("0[1-7]_*/main.py")), root / "tools/doctor.py"]
 
 
 def pytest(root: Path, arguments: str) -> tuple[int, str]:
@@ -293,13 +314,13 @@ def pytest(root: Path, arguments: str) -> tuple[int, str]:
 
 
 def stale(chosen: list[Mutation]) -> list[str]:
-    """Patches whose text no longer stands in the chapters, or that leave no Python: any test would
+    """Patches whose text no longer stands in the files, or that leave no Python: any test would
     notice those."""
-    texts, found = [path.read_text() for path in chapters_of(ROOT)], []
+    texts, found = [path.read_text() for path in files_of(ROOT)], []
     for mutation in chosen:
         holding = [text for text in texts if mutation.old in text]
-        if len(holding) < mutation.chapters:
-            found.append(f"{mutation.name}: in {len(holding)} chapters")
+        if len(holding) < mutation.files:
+            found.append(f"{mutation.name}: in {len(holding)} files")
         for text in holding[:1]:
             try:
                 ast.parse(text.replace(mutation.old, mutation.new))
@@ -310,7 +331,7 @@ def stale(chosen: list[Mutation]) -> list[str]:
 
 def notices(mutation: Mutation, copy: Path) -> bool:
     """Break one protection in a copy of the repository, and say what its test says."""
-    kept, began = {path: path.read_text() for path in chapters_of(copy)}, time.monotonic()
+    kept, began = {path: path.read_text() for path in files_of(copy)}, time.monotonic()
     for path, text in kept.items():
         path.write_text(text.replace(mutation.old, mutation.new))
     status, text = pytest(copy, mutation.tests)

@@ -49,13 +49,13 @@ def under_doctor(script: str, folder: str) -> str:
     return repr(error)
 
 
-def examined(crew: Crew, text: str, folder: Path) -> dict[str, doctor.Report]:
+def examined(crew: Crew, text: str, folder: Path, world_size: int = 2) -> dict[str, doctor.Report]:
     """The reports, by language."""
     script = folder / "script.py"
     script.write_text(text)
     (folder / "traces").mkdir()
     with contextlib.suppress(AssertionError):  # a rank that gloo has aborted
-        crew.run(under_doctor, str(script), str(folder), world_size=2)
+        crew.run(under_doctor, str(script), str(folder), world_size=world_size)
     reports = {language: doctor.Report(language) for language in doctor.LANGUAGES}
     for report in reports.values():
         doctor.judge(doctor.read_ranks(folder / "traces"), report)
@@ -155,6 +155,45 @@ ALSO_RIGHT = {
         "from torch import nn\n"
         "from torch.distributed.optim import ZeroRedundancyOptimizer as ZeRO\n",
     ),
+    "two models evaluated": ("in val_loader:", "in (*val_loader, *val_loader):"),
+    "validated piece by piece": (
+        "for epoch in range(3):\n",
+        "pieces = iter(DataLoader(share, batch_size=1))\nfor epoch in range(3):\n",
+        "        optimizer.step()\n",
+        "        optimizer.step()\n"
+        "        if len(targets) < 8:\n"
+        "            with torch.no_grad():\n"
+        "                next(pieces)\n",
+    ),
+    "batch sampler": (
+        "batch_size=8, sampler=sampler",
+        "batch_sampler=torch.utils.data.BatchSampler(sampler, 8, True)",
+    ),
+    "stopped together": (
+        "sampler=sampler",
+        "sampler=range(40 * rank, 40 + 30 * rank)",
+        "    for images, targets in loader:\n",
+        "    batches = iter(loader)\n"
+        "    while True:\n"
+        "        images, targets = next(batches, (None, None))\n"
+        "        more = torch.tensor(float(images is not None))\n"
+        "        dist.all_reduce(more, dist.ReduceOp.MIN)\n"
+        "        if not more:\n"
+        "            break\n",
+    ),
+    "names mended after a failure": (
+        "        torch.save(model.state_dict()",
+        "        names = {f'module.{name}': value for name, value in model.state_dict().items()}\n"
+        "        try:\n"
+        "            model.load_state_dict(names)\n"
+        "        except RuntimeError:\n"
+        "            pass\n"
+        "        torch.save(model.state_dict()",
+    ),
+    "a log of all ranks": (
+        "    scheduler.step(",
+        "    with open('log.txt', 'a') as log:\n        print(rank, file=log)\n    scheduler.step(",
+    ),
     "accumulated": (
         "        optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()\n",
         "        loss.backward()\n"
@@ -171,6 +210,23 @@ def test_no_false_alarm(what: str, crew: Crew, tmp_path: Path) -> None:
     report = examined(crew, text, tmp_path)["en"]
     assert report.findings == []
     assert_all_ran(tmp_path, report)
+
+
+ON_THREE = ["same_samples", "overlapping_samples", "unequal_steps:epochs", "no_averaging"]
+ON_THREE += ["drifting_weights", "wrong_evaluation:part", "collective_order"]
+
+
+@pytest.mark.proof
+def test_three_ranks(tmp_path: Path) -> None:
+    """One rank that differs from two equal ones is found as well, and a right script is right."""
+    with Crew(3) as crew:
+        for fault in ("", *ON_THREE):
+            folder = tmp_path / fault.replace(":", "-") / "run"
+            folder.mkdir(parents=True)
+            text = faults.broken(fault) if fault else faults.RIGHT.read_text()
+            report = examined(crew, text, folder, 3)["en"]
+            serious = {f.id for f in report.findings if f.severity in doctor.SEVERITIES[:2]}
+            assert serious == ({fault.split(":")[0]} if fault else set()), (fault, report.findings)
 
 
 def test_iterable_dataset(crew: Crew, tmp_path: Path) -> None:
