@@ -129,10 +129,13 @@ def test_death_of_a_rank(
     seconds = seconds_since(tmp_path)
     assert result.returncode != 0, result.output
     assert seconds < 30, f"{seconds:.1f} s\n{result.output}"
-    if chapter in NAMES:
+    # Rarely torchrun fails itself: it stops a rank that is just writing why it fails, and cannot
+    # read that file (seen once in some hundred deaths, torch 2.15).
+    unread = "Failed to parse reply file" in result.stderr
+    if chapter in NAMES and not unread:
         pattern = NAMES[chapter].format(rank=rank)
         assert re.search(pattern, result.stderr + result.stdout), result.output
-    else:
+    elif chapter == ALONE:
         assert result.returncode == -signal.SIGKILL
     if chapter == HOROVOD and phase == "mid-epoch":
         assert result.lines("HorovodInternalError"), result.output
@@ -148,7 +151,7 @@ def test_death_of_a_rank(
     assert rows(run_dir, "start")[-1]["resumed_from_step"] == resumed
     assert_same(ended, undisturbed[chapter])
     assert not list(run_dir.glob("*.tmp"))
-    named = "the launcher names it, " if chapter in NAMES else ""
+    named = "the launcher names it, " if chapter in NAMES and not unread else ""
     outcome = f"job ends with status {result.returncode}, {named}--resume auto ends exactly alike"
     fault_table(f"rank {rank} killed, {phase}", chapter, outcome, seconds)
 
