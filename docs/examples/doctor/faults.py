@@ -20,7 +20,7 @@ FAULTS = {
     "unequal_steps": ("sampler=sampler", "sampler=range(40 * rank, 40 + 30 * rank)"),
     "unequal_steps:skipped": (
         "        optimizer.step()",
-        "        if loss < 1.2:\n            optimizer.step()",
+        "        if (targets == 2).sum() > 1:\n            optimizer.step()",
     ),
     "unequal_steps:epochs": ("range(3)", "range(2 + rank)"),
     "no_averaging": ("ddp = DDP(model)", "ddp = model"),
