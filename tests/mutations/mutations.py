@@ -270,16 +270,18 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_same_bits": [
         ("the doctor draws no random number", 1,
-         "gradients = [p.grad for p", "torch.rand(1); gradients = [p.grad for p"),
+         "gradients = [p.grad for p", "__import__('torch').rand(1); gradients = [p.grad for p"),
     ],
     f"{DOCTOR}::test_nothing_in_a_right_script": [
-        ("the doctor forgives padding", 1, "else len(passes) - 1", "else 0"),
         ("the doctor knows an evaluation", 1,
          "if most[one.loader[\"id\"]] >= least and (one.steps or begun):", "if True:"),
     ],
+    f"{DOCTOR}::test_no_false_alarm[one-image-repeated]": [
+        ("the doctor forgives padding", 1, "else len(passes) - 1", "else 0"),
+    ],
     f"{DOCTOR}::test_no_false_alarm[files-divided-by-rank]": [
         ("the doctor compares what is in the items", 1,
-         "if any(mine[key] != theirs[key] for key in targets):", "if False:"),
+         "if any(mine[key] != theirs[key] for key in targets):", "return True\n    if False:"),
     ],
     f"{DOCTOR}::test_fault_is_found[no_averaging]": [
         ("the doctor compares gradients", 1,

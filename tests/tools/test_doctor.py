@@ -155,6 +155,7 @@ ALSO_RIGHT = {
         "from torch import nn\n"
         "from torch.distributed.optim import ZeroRedundancyOptimizer as ZeRO\n",
     ),
+    "one image repeated": ("images[:70], targets[:70]", "images[:69], targets[:69]"),
     "two models evaluated": ("in val_loader:", "in (*val_loader, *val_loader):"),
     "validated piece by piece": (
         "for epoch in range(3):\n",
@@ -204,7 +205,7 @@ ALSO_RIGHT = {
 }
 
 
-@pytest.mark.parametrize("what", ALSO_RIGHT)
+@pytest.mark.parametrize("what", ALSO_RIGHT, ids=lambda what: what.replace(" ", "-"))
 def test_no_false_alarm(what: str, crew: Crew, tmp_path: Path) -> None:
     text = faults.changed(faults.RIGHT.read_text(), ALSO_RIGHT[what])
     report = examined(crew, text, tmp_path)["en"]
