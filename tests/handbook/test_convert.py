@@ -192,6 +192,7 @@ def test_steps_are_numbered() -> None:
 
 def joined() -> tuple[int, int]:
     dist.init_process_group("gloo")
+    dist.barrier()  # a rank that has left already would close a connection that is being made
     torch.manual_seed(0)
     return dist.get_rank(), dist.get_world_size()
 

@@ -165,7 +165,7 @@ class Crew:
         self.stuck = False
         if failed := [text for state, text in answers if state == "failed"]:
             self.dismiss()
-            raise AssertionError(failed[0])
+            raise AssertionError("\n".join(failed))
         return [value for _, value in answers]
 
 
