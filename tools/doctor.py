@@ -177,7 +177,6 @@ class Recorder:
             subset=fingerprint(loader.dataset) if root is not loader.dataset else "",
             sampler=type(sampler).__name__,
             replacement=bool(getattr(sampler, "replacement", False)),
-            drop_last=bool(getattr(loader, "drop_last", False)),
             batch_size=loader.batch_size,
             workers=loader.num_workers,
             accelerate="accelerate" in sys.modules,
@@ -226,7 +225,7 @@ class Recorder:
         self.event("end", n=iterator._doctor_pass)
 
     def evaluated(self, iterator: object) -> None:
-        """The buffers with which a batch was evaluated: that of a pass without steps."""
+        """BatchNorm's statistics, if this pass evaluates with them."""
         models = [model() for model in self.models] or [find_models(set())]
         found = []
 
@@ -401,7 +400,6 @@ def figures_of(tensors: list) -> object:
 
 def in_memory_order(values: object) -> object:
     """A dense tensor as one dimension without a copy, channels_last ones too."""
-
     dense = values.is_contiguous()
     if values.dim() == 4:
         import torch
@@ -654,8 +652,7 @@ def attach_to_collectives() -> None:
         if hasattr(dist.ProcessGroup, name):
             called = functools.partial(collective, name.strip("_"))
             hook(dist.ProcessGroup, name, before=called)
-    joined = lambda *_, **__: RECORDER.rank_of_torch()  # noqa: E731
-    hook(distributed_c10d, "init_process_group", after=joined)
+    hook(distributed_c10d, "init_process_group", after=lambda *_, **__: RECORDER.rank_of_torch())
     dist.init_process_group = distributed_c10d.init_process_group
     hook(Join, "__enter__", before=lambda _: RECORDER.event("join"))
 
@@ -897,7 +894,9 @@ def read_process(path: Path) -> Rank:
 
         kind = event["e"]
         rank.last = event["t"]
-        one = rank.passes.get(event.get("n"))  # for "batch" and "end"
+        one = rank.passes.get(event.get("n"))
+        if one is None and kind in ("batch", "end"):
+            continue  # of a pass that began before a fork
 
         if kind in ("process", "model", "device"):
             setattr(rank, kind, event)
@@ -913,8 +912,7 @@ def read_process(path: Path) -> Rank:
             loader = loaders[event["loader"]]
             unfinished = [one for one in recent if one.loader is loader and not one.whole()]
             recent = [one for one in recent if one not in unfinished]
-            rank.passes[event["n"]] = Pass(loader, len(rank.steps))
-            rank.passes[event["n"]].total = event["total"]
+            rank.passes[event["n"]] = Pass(loader, len(rank.steps), total=event["total"])
         elif kind == "batch":
             one.batches.append(event)
             recent = [other for other in recent if other is not one] + [one]
@@ -1365,19 +1363,19 @@ def check_coverage(phase: list[list[Pass]], report: Report) -> None:
     at = loaders[0]["at"]
     kinds = set().union(*(one.reduced for passes in phase for one in passes))
     # What was gathered may have been cut: accelerate's gather_for_metrics does so.
-    mild = loaders[0]["accelerate"] or any("gather" in kind for kind in kinds)
+    accelerate = loaders[0]["accelerate"]
+    cut = accelerate or any("gather" in kind for kind in kinds)
 
     chosen = any(re.search(CHOSEN, loader["sampler"]) for loader in loaders)
     if missing > 0 and not chosen:
-        accelerate = loaders[0]["accelerate"]
         return report.find("wrong_evaluation:part", at, accelerate, missing=missing, count=size)
     if twice > 0 and not chosen:
-        return report.find("wrong_evaluation", at, mild=mild, twice=twice, count=size)
+        return report.find("wrong_evaluation", at, cut, twice=twice, count=size)
     if everyone and len(phase) > 1:
         return report.find("wrong_evaluation:everyone", at, count=size)
     if len(phase) > 1 and not kinds:
         share = len(phase[0][0].keys())
-        return report.find("wrong_evaluation:share", at, mild=mild, share=share, count=size)
+        return report.find("wrong_evaluation:share", at, accelerate, share=share, count=size)
     return None
 
 
@@ -1887,13 +1885,17 @@ def fail(line: str) -> None:
 
 def main() -> None:
     args = parse_args()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # as Ctrl-C
+    # These end the job as Ctrl-C does; what nohup or a shell ignores stays ignored.
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ends = [number for number in ends if signal.getsignal(number) != signal.SIG_IGN]
+    for number in ends:
+        signal.signal(number, signal.default_int_handler)
     print(
         f"doctor: running {' '.join(args.command)}: it really trains, and writes its files",
         flush=True,
     )
-    with tempfile.TemporaryDirectory(prefix="doctor-") as name:
+    # What the command leaves running may still write there.
+    with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as name:
         try:
             job = Job(args.command, Path(name))
         except OSError as error:
@@ -1903,7 +1905,8 @@ def main() -> None:
         except KeyboardInterrupt:
             job.ended = "ctrl-c"
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is to be left behind
+            for number in ends:
+                signal.signal(number, signal.SIG_IGN)  # nothing is to be left behind
             stopped = time.time() if job.ended else float("inf")
             if job.ended or job.process.poll() is None:
                 job.end()

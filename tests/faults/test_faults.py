@@ -129,9 +129,9 @@ def test_death_of_a_rank(
     seconds = seconds_since(tmp_path)
     assert result.returncode != 0, result.output
     assert seconds < 30, f"{seconds:.1f} s\n{result.output}"
-    # Rarely torchrun fails itself: it stops a rank that is just writing why it fails, and cannot
-    # read that file (seen once in some hundred deaths, torch 2.15).
-    unread = "Failed to parse reply file" in result.stderr
+    # torchrun can fail itself: it stops a rank that is just writing why it fails, and cannot read
+    # that file (seen once, torch 2.15). Then it names nobody.
+    unread = chapter == HUB and "Failed to parse reply file" in result.stderr
     if chapter in NAMES and not unread:
         pattern = NAMES[chapter].format(rank=rank)
         assert re.search(pattern, result.stderr + result.stdout), result.output
