@@ -298,7 +298,7 @@ def test_all_variants_and_parts_run(tmp_path: Path) -> None:
     first_step = found["options"][0]["first_step"]
     assert first_step["compile"] > first_step["plain"]
     text = (tmp_path / "out" / "RESULT.en.md").read_text()
-    assert text.count("| --- |") == 9  # chapters, targets, input, loop, four of options, gloo
+    assert text.count("| --- |") == 8  # chapters, input, loop, four of options, gloo
     assert "`bucket_cap_mb=5`" in text and "104,857,600 B" in text
 
 

@@ -13,23 +13,6 @@ JSON_NAME = "benchmark.json"
 LOADED = 0.35  # CPUs that others kept busy: above it a run's wall figures are not used
 # What a run measures, and whether the load of the machine enters into it.
 WALL, CPU = ("train", "val", "first_step", "data_wait", "wall"), ("memory", "cpu")
-# name, part, variant or row of the part, against, measure, at least (at most, where negative)
-TARGETS = (
-    ("train_fp32", "train", "02", "reference", "train", 1.15),
-    ("train_bf16", "train", "02 bf16", "reference", "train", 2.0),
-    ("val_fp32", "train", "02", "reference", "val", 1.35),
-    ("val_bf16", "train", "02 bf16", "reference", "val", 2.3),
-    ("input_small", "input", "500x375", "", "ratio", 1.5),
-    ("input_large", "input", "1600x1200", "", "ratio", 1.8),
-    ("input_levels", "input", "500x375", "", "largest_difference", -1),
-    ("spawn_cpu", "train", "03", "03 spawned", "cpu", -0.65),
-    ("spawn_start", "train", "03", "03 spawned", "first_step", -0.6),
-    ("loop_row", "loop", "fp32", "", "cpu", 0.98),
-    ("ddp", "train", "02", "2 x 01", "train", 0.95),
-)
-# Only with these can the targets hold or fail.
-SETTING = {"arch": "resnet18", "image_size": 224, "batch_size_per_rank": 16, "processes": 2}
-SETTING |= {"device": "cpu"}
 
 
 # --------------------------------------------------------------------------------------- numbers
@@ -106,34 +89,17 @@ def of_options(row: dict, device: str) -> dict:
     return figures
 
 
-def against_target(result: dict, summary: dict, target: tuple) -> dict:
-    """A row of TARGETS with what was measured, and whether it holds, a key of words.json."""
-    name, part, what, other, measure, at = target
-    settings = result["settings"]
-    as_set = all(settings[key] == value for key, value in SETTING.items())
-    if part == "train":
-        found = ratio(result["runs"], what, other, measure)
-    else:
-        found = summary[part].get(what, {}).get(measure)
-    holds = "none" if not found else "unset"
-    if found and as_set:
-        value = found["median"] if isinstance(found, dict) else found
-        holds = "yes" if (value >= at if at > 0 else value <= -at) else "no"
-    return {"name": name, "part": part, "target": at, "measured": found, "holds": holds}
-
-
 def summarise(result: dict) -> dict:
     """All figures that the tables and charts show."""
     device, runs = result["settings"]["device"], result["runs"]
     options = [row for row in result.get("options", []) if not row["failed"]]
     modes = result["loop"]["modes"] if result["loop"] else []
-    summary: dict = {
+    return {
         "variants": {run["variant"]: of_variant(run["variant"], runs) for run in runs},
         "input": {row["size"]: of_input(row) for row in result["input"]},
         "loop": {row["mode"]: of_loop(row) for row in modes},
         "options": {row["group"]: of_options(row, device) for row in options},
     }
-    return summary | {"targets": [against_target(result, summary, row) for row in TARGETS]}
 
 
 # ---------------------------------------------------------------------------------------- tables
@@ -193,13 +159,6 @@ def tables(result: dict, language: str) -> str:
         rows.append(row)
     memory = words["gpu_memory" if result["machine"]["gpus"] else "memory"]
     lines += ["", *table(words["variants"].format(memory=memory), rows)]
-    rows = []
-    for row in summary["targets"]:
-        at = row["target"]
-        target = f"{at:g}" if at > 0 else words["most"].format(-at)
-        if row["part"] in result["settings"]["parts"]:
-            rows.append([words[row["name"]], target, row["measured"], words[row["holds"]]])
-    lines += table(words["targets"], rows)
     rows = []
     for size, f in summary["input"].items():
         levels = f"{f['largest_difference']} / {f['mean_difference']:.3f}"
