@@ -271,6 +271,7 @@ class Recorder:
             at=user_line(),
             rates=[rate for rate in rates if isinstance(rate, int | float)],
             without=sum(p.grad is None for p in parameters),
+            random=generators() if self.steps <= 2 else {},
         )
 
         if self.before is not None:
@@ -1269,13 +1270,14 @@ def check_randomness(ranks: list[Rank], report: Report) -> None:
     for rank in ranks:
         passes = [one for passes in rank.training().values() for one in passes]
         firsts += [one for one in passes[:1] if len(one.batches) > 1]
+    if not firsts and all(len(rank.steps) > 1 for rank in ranks):
+        if stream := equal_stream([rank.steps for rank in ranks]):
+            report.find("equal_randomness:drawn", ranks[0].steps[0]["at"], name=stream)
+        return None
     if len(firsts) < len(ranks):
         return report.skip("equal_randomness", "batches")
-    for stream in ("torch", "numpy", "random", "cuda"):
-        states = [[batch["random"].get(stream) for batch in one.batches[:2]] for one in firsts]
-        equal = len({state[0] for state in states}) < len(ranks)
-        if equal and states[0][0] != states[0][1]:
-            return report.find("equal_randomness", firsts[0].loader["at"], name=stream)
+    if stream := equal_stream([one.batches for one in firsts]):
+        return report.find("equal_randomness", firsts[0].loader["at"], name=stream)
 
     for rank in ranks[1:] if firsts[0].loader["workers"] else []:
         drew = [name for name, states in rank.drew.items() if states & ranks[0].drew[name]]
@@ -1283,6 +1285,16 @@ def check_randomness(ranks: list[Rank], report: Report) -> None:
             name = ", ".join(sorted(drew))
             return report.find("equal_randomness:workers", firsts[0].loader["at"], name=name)
     return None
+
+
+def equal_stream(events: list[list[dict]]) -> str:
+    """The random numbers that are equal on two ranks, and drawn from between two events."""
+    for name in ("torch", "numpy", "random", "cuda"):
+        states = [[event["random"].get(name) for event in two[:2]] for two in events]
+        equal = len({state[0] for state in states}) < len(events)
+        if equal and states[0][0] != states[0][1]:
+            return name
+    return ""
 
 
 def check_devices(ranks: list[Rank], report: Report) -> None:
@@ -1475,8 +1487,12 @@ def check_rate(ranks: list[Rank], report: Report) -> None:
         return
     typed = {word.split("=")[-1] for word in rank.process.get("argv", [])}
     with suppress(OSError, SyntaxError):
-        tree = ast.parse(Path(rank.steps[0]["at"][0]).read_text())
-        typed.update(str(n.value) for n in ast.walk(tree) if isinstance(n, ast.Constant))
+        for node in ast.walk(ast.parse(Path(rank.steps[0]["at"][0]).read_text())):
+            if isinstance(node, ast.Constant):
+                typed.add(str(node.value))
+            divided = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.FloorDiv)
+            if divided and re.search(r"batch_?size", ast.unparse(node.left)):
+                return  # by the number of ranks, most likely
 
     size = passes[0].loader["batch_size"]
     rate = max(rank.steps[0]["rates"])
@@ -1485,7 +1501,7 @@ def check_rate(ranks: list[Rank], report: Report) -> None:
         with suppress(ValueError):
             values.add(float(text))
 
-    if {size, rate} <= values and len(ranks) > 1:
+    if rate > 0 and {size, rate} <= values and len(ranks) > 1:
         total = size * len(ranks)
         report.find("learning_rate", passes[0].loader["at"], size=size, total=total, rate=rate)
 
@@ -1550,8 +1566,8 @@ Give the DataLoader sampler=DistributedSampler(dataset), and no shuffle=True.
 overlapping_samples | wrong result | convert.md#step-3
 Shares overlap: in epoch {epoch}, {twice} of {count} samples came to more than one rank.
 各 rank 的样本有重叠：第 {epoch} 个 epoch 的 {count} 个样本里，有 {twice} 个重复出现在不同 rank 上。
-All ranks must shuffle with the same seed, then take every world_size-th sample from their rank on.
-所有 rank 用同一个种子打乱，再各自从自己的 rank 号开始，每 world_size 个取一个。
+All ranks must split (random_split) and shuffle with the same seed; then each takes every world_size-th sample.
+所有 rank 用同一个种子划分（random_split）和打乱，再各自从自己的 rank 号开始，每 world_size 个取一个。
 
 overlapping_samples:skipped | wrong result | convert.md#step-3
 Samples are skipped: in epoch {epoch} no rank has seen {unseen} of {count}.
@@ -1631,6 +1647,12 @@ Ranks draw the same random numbers ({name}) where dropout or augmentation use th
 Seed each rank differently after the model is built: torch.manual_seed(seed + rank).
 建好模型之后，让每个 rank 的种子不同：torch.manual_seed(seed + rank)。
 
+equal_randomness:drawn | note | convert.md#random
+Ranks draw the same random numbers ({name}) between steps: batches that are drawn by them are the same on all ranks.
+各 rank 在两步之间取的随机数（{name}）完全相同：如果 batch 是用它们抽取的，所有 rank 的 batch 就都一样。
+Seed each rank differently after the model is built: torch.manual_seed(seed + rank).
+建好模型之后，让每个 rank 的种子不同：torch.manual_seed(seed + rank)。
+
 equal_randomness:workers | wasted | convert.md#random
 Loader workers of all ranks draw the same random numbers ({name}) for augmentation.
 各 rank 的 DataLoader worker 在数据增强里用的随机数（{name}）完全相同。
@@ -1656,8 +1678,8 @@ Save and load the inner model: model.module.state_dict(), model.module.load_stat
 保存和加载都用内层模型：model.module.state_dict()、model.module.load_state_dict()。
 
 wrong_evaluation | wrong result | convert.md#step-6
-Evaluation counts {twice} samples twice, of {count}.
-评估时有 {twice} 个样本算了两次（共 {count} 个样本）。
+Evaluation counts {twice} of {count} samples twice.
+评估时 {count} 个样本中有 {twice} 个算了两次。
 DistributedSampler pads. Evaluate range(rank, len(dataset), world_size) instead, and add up sums and counts.
 DistributedSampler 会重复一些样本来补齐。改为每个 rank 评估 range(rank, len(dataset), world_size)，再把各 rank 的累加值和样本数分别相加。
 

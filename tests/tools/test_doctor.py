@@ -155,6 +155,19 @@ ALSO_RIGHT = {
         "from torch import nn\n"
         "from torch.distributed.optim import ZeroRedundancyOptimizer as ZeRO\n",
     ),
+    "drawn by hand": (
+        "    for images, targets in loader:\n",
+        "    for _ in range(4):\n"
+        "        images, targets = train_set[torch.randint(len(train_set), (8,))]\n",
+    ),
+    "batch divided": (
+        "sampler = DistributedSampler(train_set)\n",
+        "batch_size = 16\nsampler = DistributedSampler(train_set)\n",
+        "batch_size=8, sampler",
+        "batch_size=batch_size // world_size, sampler",
+        "0.1 * world_size",
+        "0.1",
+    ),
     "one image repeated": ("images[:70], targets[:70]", "images[:69], targets[:69]"),
     "two models evaluated": ("in val_loader:", "in (*val_loader, *val_loader):"),
     "validated piece by piece": (

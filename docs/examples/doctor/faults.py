@@ -36,6 +36,13 @@ FAULTS = {
     "drifting_weights": ("0.1 * world_size", "0.1 * world_size, momentum=0.1 * rank"),
     "drifting_weights:rates": ("scheduler.step(totals[0] / totals[1])", "scheduler.step(loss)"),
     "equal_randomness": ("torch.manual_seed(rank)  # for dropout\n", ""),
+    "equal_randomness:drawn": (
+        "torch.manual_seed(rank)  # for dropout\n",
+        "",
+        "    for images, targets in loader:\n",
+        "    for _ in range(4):\n"
+        "        images, targets = train_set[torch.randint(len(train_set), (8,))]\n",
+    ),
     "shared_file": ("    if rank == 0:\n", "    if True:\n"),
     "wrapped_keys": ("model.state_dict()", "ddp.state_dict()"),
     "wrong_evaluation": (
