@@ -146,7 +146,7 @@ def facts(result: dict, words: dict) -> dict:
 def tables(result: dict, language: str) -> str:
     """All tables of a result as Markdown."""
     words, summary = words_in(language), result["summary"]
-    places = facts(result, words)
+    places, gpus = facts(result, words), result["machine"]["gpus"]
     lines = [words["machine"].format(**places), words["setting"].format(**places)]
     lines += [words["loaded"].format(**places)] if places["loaded_runs"] else []
     rows = []
@@ -154,10 +154,10 @@ def tables(result: dict, language: str) -> str:
         star = " *" * (f["runs"] == f["loaded"] > 0)
         wait = f["data_wait"] and f"{100 * middle(f['data_wait']):.1f} %"
         row = [name + star, f["train"], f["train_ratio"], f["val"], f["val_ratio"]]
-        memory = show(middle(f["memory"]) or None, 4)
-        row += [f["first_step"], wait, memory, f["cpu"], f["cpu_ratio"]]
+        memory = [show(middle(f["memory"]), 4)] if gpus else []
+        row += [f["first_step"], wait, *memory, f["cpu"], f["cpu_ratio"]]
         rows.append(row)
-    memory = words["gpu_memory" if result["machine"]["gpus"] else "memory"]
+    memory = words["gpu_memory"] if gpus else ""
     lines += ["", *table(words["variants"].format(memory=memory), rows)]
     rows = []
     for size, f in summary["input"].items():
