@@ -1267,10 +1267,11 @@ def unequal_rates(ranks: list[Rank]) -> dict | None:
 def check_randomness(ranks: list[Rank], report: Report) -> None:
     """Do ranks draw the same random numbers, and does anything draw?"""
     firsts = []
-    for rank in ranks:
-        passes = [one for passes in rank.training().values() for one in passes]
+    trained = [rank.training() for rank in ranks]
+    for by in trained:
+        passes = [one for passes in by.values() for one in passes]
         firsts += [one for one in passes[:1] if len(one.batches) > 1]
-    if not firsts and all(len(rank.steps) > 1 for rank in ranks):
+    if not any(trained) and all(len(rank.steps) > 1 for rank in ranks):
         if stream := equal_stream([rank.steps for rank in ranks]):
             report.find("equal_randomness:drawn", ranks[0].steps[0]["at"], name=stream)
         return None

@@ -155,6 +155,14 @@ ALSO_RIGHT = {
         "from torch import nn\n"
         "from torch.distributed.optim import ZeroRedundancyOptimizer as ZeRO\n",
     ),
+    "one batch an epoch": (  # its loader draws a seed from torch's stream, equal on all ranks
+        "batch_size=8, sampler=sampler",
+        "batch_size=35, sampler=sampler",
+        "nn.BatchNorm1d(16), nn.Dropout()",
+        "nn.BatchNorm1d(16)",
+        "torch.manual_seed(rank)  # for dropout\n",
+        "",
+    ),
     "drawn by hand": (
         "    for images, targets in loader:\n",
         "    for _ in range(4):\n"
