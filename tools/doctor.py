@@ -1649,8 +1649,8 @@ Seed each rank differently after the model is built: torch.manual_seed(seed + ra
 建好模型之后，让每个 rank 的种子不同：torch.manual_seed(seed + rank)。
 
 equal_randomness:drawn | note | convert.md#random
-Ranks draw the same random numbers ({name}) between steps: batches that are drawn by them are the same on all ranks.
-各 rank 在两步之间取的随机数（{name}）完全相同：如果 batch 是用它们抽取的，所有 rank 的 batch 就都一样。
+Ranks draw the same random numbers ({name}) between steps: batches that are drawn by them are the same.
+不同 rank 在两步之间取的随机数（{name}）完全相同：如果 batch 是用它们抽取的，各 rank 的 batch 就是一样的。
 Seed each rank differently after the model is built: torch.manual_seed(seed + rank).
 建好模型之后，让每个 rank 的种子不同：torch.manual_seed(seed + rank)。
 
