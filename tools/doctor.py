@@ -1289,11 +1289,11 @@ def check_randomness(ranks: list[Rank], report: Report) -> None:
 
 
 def equal_stream(events: list[list[dict]]) -> str:
-    """The random numbers that are equal on two ranks, and drawn from between two events."""
+    """The random numbers that two ranks have alike at the first event, and draw before the next."""
     for name in ("torch", "numpy", "random", "cuda"):
         states = [[event["random"].get(name) for event in two[:2]] for two in events]
-        equal = len({state[0] for state in states}) < len(events)
-        if equal and states[0][0] != states[0][1]:
+        ranks = Counter(first for first, _ in states)
+        if any(ranks[first] > 1 and first != second for first, second in states):
             return name
     return ""
 

@@ -322,6 +322,16 @@ def test_shared_gpu() -> None:
     assert text == "Rank 1 has memory on another rank's GPU."
 
 
+def test_equal_stream() -> None:
+    """Two ranks of several are enough, and these two must draw."""
+
+    def found(*states: tuple[int, int]) -> str:
+        return doctor.equal_stream([[{"random": {"torch": s}} for s in two] for two in states])
+
+    assert found((1, 2), (1, 3)) == found((1, 1), (5, 6), (5, 6)) == "torch"
+    assert found((1, 2), (5, 5), (5, 5)) == found((1, 2), (2, 3)) == ""
+
+
 def test_a_mistake_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that breaks is told, and the others go on."""
     broken = ((lambda ranks, report: ranks[7], "same_samples"), *doctor.CHECKS[1:])
