@@ -7,7 +7,7 @@ XDIST := $(shell command -v nvidia-smi >/dev/null || printf '%s' "-n $$(($$(npro
 RUN := $(VENV)/bin/python
 MERMAID := docs/assets/javascripts/mermaid.min.js
 
-.PHONY: help demo gpu test smoke smoke-oldest proof faults bench lint site site-zensical serve clean
+.PHONY: doctor.pyz help demo gpu test smoke smoke-oldest proof faults bench lint site site-zensical serve clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -35,6 +35,12 @@ faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, 
 
 bench: $(VENV)/ready  ## the chapters against a plain DDP script, a bare loop and PIL, in short
 	$(RUN) tools/benchmark/benchmark.py --quick $(ARGS)
+
+doctor.pyz:  ## tools/doctor in one file, to be copied to a cluster: python doctor.pyz torchrun ...
+	rm -rf $@.tmp && mkdir $@.tmp && cp -r tools/doctor $@.tmp
+	rm -rf $@.tmp/doctor/__pycache__ $@.tmp/doctor/*/__pycache__
+	$(PYTHON) -m zipapp $@.tmp --main doctor.command:main --output $(or $(PYZ),$@)
+	rm -rf $@.tmp
 
 lint: $(VENV)/ready  ## formatting and static checks
 	$(RUN) -m ruff check .

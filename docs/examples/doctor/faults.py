@@ -8,6 +8,63 @@ import sys
 from pathlib import Path
 
 RIGHT = Path(__file__).with_name("right.py")
+# Right ways of doing something else, each broken below by one more change.
+FILES = (  # items and classes have names
+    "train_set = TensorDataset(images[:70], targets[:70])\n",
+    "class Files(TensorDataset):\n"
+    "    def __init__(self):\n"
+    "        super().__init__(images[:70], targets[:70])\n"
+    "        self.names = sorted(str(n) for n in range(70))\n"
+    "        self.classes = sorted('abc')\n\n"
+    "    def __getitem__(self, index):\n"
+    "        image, target = super().__getitem__(int(self.names[index]))\n"
+    "        return image, self.classes.index('abc'[target])\n\n"
+    "train_set = Files()\n",
+)
+STREAM = (  # an IterableDataset, divided by rank and by worker
+    "train_set = TensorDataset(images[:70], targets[:70])\n",
+    "class Stream(torch.utils.data.IterableDataset):\n"
+    "    def __init__(self):\n"
+    "        self.items = list(zip(images[:64], targets[:64]))\n\n"
+    "    def __iter__(self):\n"
+    "        worker = torch.utils.data.get_worker_info()\n"
+    "        first = rank * worker.num_workers + worker.id\n"
+    "        return iter(self.items[first :: world_size * worker.num_workers])\n\n"
+    "train_set = Stream()\n",
+    "sampler = DistributedSampler(train_set)\n",
+    "",
+    "batch_size=8, sampler=sampler",
+    "batch_size=8, num_workers=2",
+    "    sampler.set_epoch(epoch)\n",
+    "",
+)
+NOISE = (  # workers draw the noise of their items
+    "train_set = TensorDataset(images[:70], targets[:70])\n",
+    "class Noisy(TensorDataset):\n"
+    "    def __getitem__(self, index):\n"
+    "        image, target = super().__getitem__(index)\n"
+    "        return image + torch.randn(8), target\n\n"
+    "train_set = Noisy(images[:70], targets[:70])\n",
+    "sampler=sampler",
+    "sampler=sampler, num_workers=2",
+)
+COSINE = (  # a rate for each step
+    "ReduceLROnPlateau(optimizer, patience=0)",
+    "CosineAnnealingLR(optimizer, 15)",
+    "        optimizer.step()\n",
+    "        optimizer.step()\n        scheduler.step()\n",
+    "    scheduler.step(totals[0] / totals[1])\n",
+    "",
+)
+BY_HAND = (  # no DDP
+    "ddp = DDP(model)\n",
+    "ddp = model\nfor parameter in model.parameters():\n    dist.broadcast(parameter.data, 0)\n",
+    "        loss.backward()\n",
+    "        loss.backward()\n"
+    "        for parameter in model.parameters():\n"
+    "            dist.all_reduce(parameter.grad)\n"
+    "            parameter.grad /= world_size\n",
+)
 # finding -> what stands in right.py, what stands there instead; and so on
 FAULTS = {
     "same_samples": ("DistributedSampler(train_set)", "DistributedSampler(train_set, 1, 0)"),
@@ -16,6 +73,14 @@ FAULTS = {
         "DistributedSampler(train_set)",
         "DistributedSampler(train_set, 4)",
     ),
+    "overlapping_samples:files": (*FILES, "range(70))", "range(70))[:: 1 - 2 * rank]"),
+    "overlapping_samples:workers": (
+        *STREAM,
+        "self.items[first :: world_size * worker.num_workers]",
+        "self.items[rank::world_size]",
+    ),
+    "unequal_targets": (*FILES, "'abc'[target])", "'abc'[target - rank])"),
+    "unequal_targets:names": (*FILES, "sorted('abc')", "sorted('abc', reverse=rank > 0)"),
     "same_order": ("    sampler.set_epoch(epoch)\n", ""),
     "unequal_steps": ("sampler=sampler", "sampler=range(40 * rank, 40 + 30 * rank)"),
     "unequal_steps:skipped": (
@@ -35,6 +100,41 @@ FAULTS = {
     "unequal_gradients": ("ddp(images)", "model(images)"),
     "drifting_weights": ("0.1 * world_size", "0.1 * world_size, momentum=0.1 * rank"),
     "drifting_weights:rates": ("scheduler.step(totals[0] / totals[1])", "scheduler.step(loss)"),
+    "untrained": (  # too small a rate for bfloat16
+        "nn.BatchNorm1d(16)",
+        "nn.ReLU()",
+        "ddp = DDP(model)",
+        "ddp = DDP(model.bfloat16())",
+        "torch.randn(91, 8)",
+        "torch.randn(91, 8).bfloat16()",
+        "lr=0.1 * world_size",
+        "lr=1e-6",
+    ),
+    "clipped:averaged": (
+        *BY_HAND,
+        "        for parameter in",
+        "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        for parameter in",
+    ),
+    "schedule": (*COSINE, "scheduler.step()\n", "scheduler.step()\n        scheduler.step()\n"),
+    "schedule:over": (
+        *COSINE,
+        "CosineAnnealingLR(optimizer, 15)",
+        "LinearLR(optimizer, 1.0, 0.0, 7)",
+    ),
+    "schedule:again": (*COSINE, "optimizer, 15)", "optimizer, 8)"),
+    "schedule:slow": (*COSINE, "optimizer, 15)", "optimizer, 30)"),
+    "equal_randomness:workers": (
+        *NOISE,
+        "torch.manual_seed(rank)  # for dropout\n",
+        "",
+        ", nn.Dropout()",
+        "",
+    ),
+    "equal_randomness:epochs": (
+        *NOISE,
+        "num_workers=2",
+        "num_workers=2, worker_init_fn=lambda n: torch.manual_seed(n + 2 * rank)",
+    ),
     "equal_randomness": ("torch.manual_seed(rank)  # for dropout\n", ""),
     "equal_randomness:drawn": (
         "torch.manual_seed(rank)  # for dropout\n",
@@ -53,6 +153,12 @@ FAULTS = {
     "wrong_evaluation:share": (
         "    dist.all_reduce(totals)\n    scheduler.step(totals[0] / totals[1])\n",
         "",
+    ),
+    "mean_of_means": (
+        "totals += torch.tensor([loss, len(targets)])",
+        "totals += torch.tensor([loss, len(targets)]) / len(share)",
+        "    dist.all_reduce(totals)\n",
+        "    dist.all_reduce(totals)\n    totals /= world_size\n",
     ),
     "unequal_buffers": ("        dist.broadcast(buffer, 0)\n", "        pass\n"),
     "collective_order": (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
 import os
@@ -20,10 +19,15 @@ from crew import Crew
 from harness import CHAPTERS, HOROVOD, ROOT, SLURM, TINY, TOOLS, command_for, finish, run, start
 from slurm import skip_without_slurm
 
-sys.path.append(str(ROOT / "tools"))
 sys.path.append(str(ROOT / "docs/examples/doctor"))
-import doctor
 import faults
+import programs
+from doctor import checks
+from doctor.checks.data import equal_stream
+from doctor.checks.speed import check_devices
+from doctor.ranks import Rank
+from doctor.report import FINDINGS, LANGUAGES, SEVERITIES, Finding, Report, read_words
+from examined import assert_all_ran, contract, examined_text
 
 VERDICTS = ROOT / "docs/assets/results/doctor"
 
@@ -34,52 +38,17 @@ def crew() -> Iterator[Crew]:
         yield members
 
 
-def under_doctor(script: str, folder: str) -> str:
-    """In a crew member: run a script with the recorder; how it ended."""
-    os.chdir(folder)
-    sys.argv = [script]
-    error = None
-    doctor.start(f"{folder}/traces")
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except Exception as raised:
-        error = raised
-    finally:
-        doctor.stop(error)
-    return repr(error)
-
-
-def examined(crew: Crew, text: str, folder: Path, world_size: int = 2) -> dict[str, doctor.Report]:
-    """The reports, by language."""
-    script = folder / "script.py"
-    script.write_text(text)
-    (folder / "traces").mkdir()
-    with contextlib.suppress(AssertionError):  # a rank that gloo has aborted
-        crew.run(under_doctor, str(script), str(folder), world_size=world_size)
-    reports = {language: doctor.Report(language) for language in doctor.LANGUAGES}
-    for report in reports.values():
-        doctor.judge(doctor.read_ranks(folder / "traces"), report)
-    return reports
-
-
 def test_nothing_in_a_right_script(crew: Crew, tmp_path: Path) -> None:
-    report = examined(crew, faults.RIGHT.read_text(), tmp_path)["en"]
+    report = examined_text(crew, faults.RIGHT.read_text(), tmp_path)["en"]
     assert report.findings == []
     assert report.not_checked.keys() == {"shared_gpu"}
     assert_all_ran(tmp_path, report)
 
 
-def assert_all_ran(folder: Path, report: doctor.Report) -> None:
-    """Both ranks came to the end of the script, and the recorder had no trouble."""
-    ranks = doctor.read_ranks(folder / "traces")
-    assert [rank.ended.get("error") for rank in ranks] == ["None", "None"]
-    assert "all" not in report.not_checked, report.not_checked
-
-
 @pytest.fixture(scope="module")
 def verdicts(request: pytest.FixtureRequest) -> Iterator[dict[str, dict[str, str]]]:
     """What pages show of each fault, by language; pytest --write-verdicts writes it anew."""
-    files = {language: VERDICTS / f"verdicts.{language}.md" for language in doctor.LANGUAGES}
+    files = {language: VERDICTS / f"verdicts.{language}.md" for language in LANGUAGES}
     known = {
         language: dict(re.findall(r"<!-- ([\w-]+) -->\n(.*?)(?=<!--|\Z)", file.read_text(), re.S))
         for language, file in files.items()
@@ -96,11 +65,11 @@ def verdicts(request: pytest.FixtureRequest) -> Iterator[dict[str, dict[str, str
         file.write_text("".join(f"<!-- {name} -->\n{text}" for name, text in parts.items()))
 
 
-def section(fault: str, found: doctor.Finding) -> str:
+def section(fault: str, found: Finding) -> str:
     """The fault as a difference, and what the doctor says."""
     lines = [faults.RIGHT.read_text().splitlines(), faults.broken(fault).splitlines()]
     changes = [line for line in difflib.ndiff(*lines) if line[0] in "+-"]
-    lines = ["```diff", *changes, "```", "", "```text", *doctor.shown(found), "```", "", ""]
+    lines = ["```diff", *changes, "```", "", "```text", *found.lines(), "```", "", ""]
     return re.sub(r"/tmp/\S+/", "", "\n".join(lines))  # folders of the test
 
 
@@ -109,10 +78,10 @@ def test_fault_is_found(
     fault: str, crew: Crew, tmp_path: Path, verdicts: dict, request: pytest.FixtureRequest
 ) -> None:
     """This finding, in these words, and no other that is wrong."""
-    reports = examined(crew, faults.broken(fault), tmp_path)
+    reports = examined_text(crew, faults.broken(fault), tmp_path)
     which, name = fault.split(":")[0], fault.replace(":", "-")
     for language, report in reports.items():
-        serious = {found.id for found in report.findings if found.severity in doctor.SEVERITIES[:2]}
+        serious = {found.id for found in report.findings if found.severity in SEVERITIES[:2]}
         assert serious <= {which}, report.findings
         [found] = [found for found in report.findings if found.id == which]
         text = section(fault, found)
@@ -121,115 +90,10 @@ def test_fault_is_found(
         assert verdicts[language][name] == text, "if it should: pytest --write-verdicts"
 
 
-# Other right scripts, where a hasty doctor would cry wolf: changes of right.py, as in FAULTS.
-ALSO_RIGHT = {
-    "drawn with replacement": (
-        "DistributedSampler(train_set)",
-        "torch.utils.data.WeightedRandomSampler(torch.ones(70), 35)",
-        "    sampler.set_epoch(epoch)\n",
-        "",
-    ),
-    "files divided by rank": (
-        "train_set = TensorDataset(images[:70], targets[:70])",
-        "train_set = TensorDataset(images[rank:70:2], targets[rank:70:2])",
-        "DistributedSampler(train_set)",
-        "torch.utils.data.SequentialSampler(train_set)",
-        "    sampler.set_epoch(epoch)\n",
-        "",
-    ),
-    "evaluated on rank 0 alone": (
-        "in val_loader:",
-        "in DataLoader(val_set, batch_size=8) if rank == 0 else []:",
-    ),
-    "a part and a tail": (
-        "in val_loader:",
-        "in (\n"
-        "            *DataLoader(Subset(val_set, range(rank * 10, rank * 10 + 10)), 5),\n"
-        "            *(DataLoader(Subset(val_set, [20]), 5) if rank == 0 else []),\n"
-        "        ):",
-    ),
-    "divided optimizer": (
-        "torch.optim.SGD(ddp.parameters(), lr=0.1 * world_size)",
-        "ZeRO(ddp.parameters(), torch.optim.SGD, lr=0.1 * world_size)",
-        "from torch import nn\n",
-        "from torch import nn\n"
-        "from torch.distributed.optim import ZeroRedundancyOptimizer as ZeRO\n",
-    ),
-    "one batch an epoch": (  # its loader draws a seed from torch's stream, equal on all ranks
-        "batch_size=8, sampler=sampler",
-        "batch_size=35, sampler=sampler",
-        "nn.BatchNorm1d(16), nn.Dropout()",
-        "nn.BatchNorm1d(16)",
-        "torch.manual_seed(rank)  # for dropout\n",
-        "",
-    ),
-    "drawn by hand": (
-        "    for images, targets in loader:\n",
-        "    for _ in range(4):\n"
-        "        images, targets = train_set[torch.randint(len(train_set), (8,))]\n",
-    ),
-    "batch divided": (
-        "sampler = DistributedSampler(train_set)\n",
-        "batch_size = 16\nsampler = DistributedSampler(train_set)\n",
-        "batch_size=8, sampler",
-        "batch_size=batch_size // world_size, sampler",
-        "0.1 * world_size",
-        "0.1",
-    ),
-    "one image repeated": ("images[:70], targets[:70]", "images[:69], targets[:69]"),
-    "two models evaluated": ("in val_loader:", "in (*val_loader, *val_loader):"),
-    "validated piece by piece": (
-        "for epoch in range(3):\n",
-        "pieces = iter(DataLoader(share, batch_size=1))\nfor epoch in range(3):\n",
-        "        optimizer.step()\n",
-        "        optimizer.step()\n"
-        "        if len(targets) < 8:\n"
-        "            with torch.no_grad():\n"
-        "                next(pieces)\n",
-    ),
-    "batch sampler": (
-        "batch_size=8, sampler=sampler",
-        "batch_sampler=torch.utils.data.BatchSampler(sampler, 8, True)",
-    ),
-    "stopped together": (
-        "sampler=sampler",
-        "sampler=range(40 * rank, 40 + 30 * rank)",
-        "    for images, targets in loader:\n",
-        "    batches = iter(loader)\n"
-        "    while True:\n"
-        "        images, targets = next(batches, (None, None))\n"
-        "        more = torch.tensor(float(images is not None))\n"
-        "        dist.all_reduce(more, dist.ReduceOp.MIN)\n"
-        "        if not more:\n"
-        "            break\n",
-    ),
-    "names mended after a failure": (
-        "        torch.save(model.state_dict()",
-        "        names = {f'module.{name}': value for name, value in model.state_dict().items()}\n"
-        "        try:\n"
-        "            model.load_state_dict(names)\n"
-        "        except RuntimeError:\n"
-        "            pass\n"
-        "        torch.save(model.state_dict()",
-    ),
-    "a log of all ranks": (
-        "    scheduler.step(",
-        "    with open('log.txt', 'a') as log:\n        print(rank, file=log)\n    scheduler.step(",
-    ),
-    "accumulated": (
-        "        optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()\n",
-        "        loss.backward()\n"
-        "        if sampler.epoch % 2 or len(targets) < 8:\n"
-        "            optimizer.step()\n"
-        "            optimizer.zero_grad()\n",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", ALSO_RIGHT, ids=lambda what: what.replace(" ", "-"))
+@pytest.mark.parametrize("what", programs.RIGHT, ids=lambda what: what.replace(" ", "-"))
 def test_no_false_alarm(what: str, crew: Crew, tmp_path: Path) -> None:
-    text = faults.changed(faults.RIGHT.read_text(), ALSO_RIGHT[what])
-    report = examined(crew, text, tmp_path)["en"]
+    text = faults.changed(faults.RIGHT.read_text(), programs.RIGHT[what])
+    report = examined_text(crew, text, tmp_path)["en"]
     assert report.findings == []
     assert_all_ran(tmp_path, report)
 
@@ -246,8 +110,8 @@ def test_three_ranks(tmp_path: Path) -> None:
             folder = tmp_path / fault.replace(":", "-") / "run"
             folder.mkdir(parents=True)
             text = faults.broken(fault) if fault else faults.RIGHT.read_text()
-            report = examined(crew, text, folder, 3)["en"]
-            serious = {f.id for f in report.findings if f.severity in doctor.SEVERITIES[:2]}
+            report = examined_text(crew, text, folder, 3)["en"]
+            serious = {f.id for f in report.findings if f.severity in SEVERITIES[:2]}
             assert serious == ({fault.split(":")[0]} if fault else set()), (fault, report.findings)
 
 
@@ -277,18 +141,18 @@ def test_iterable_dataset(crew: Crew, tmp_path: Path) -> None:
     )
     text = faults.changed(faults.RIGHT.read_text(), whole)
     same = text.replace("START", "0").replace("STEP", "1")
-    report = examined(crew, same, tmp_path)["en"]
+    report = examined_text(crew, same, tmp_path)["en"]
     assert [found.id for found in report.findings] == ["same_samples"]
     (tmp_path / "shared").mkdir()
     shared = text.replace("START", "rank").replace("STEP", "2")
-    report = examined(crew, shared, tmp_path / "shared")["en"]
+    report = examined_text(crew, shared, tmp_path / "shared")["en"]
     assert report.findings == [] and "overlapping_samples" in report.not_checked
     assert_all_ran(tmp_path / "shared", report)
 
 
 def test_same_bits(crew: Crew, tmp_path: Path) -> None:
     """The doctor changes nothing of the training."""
-    examined(crew, faults.RIGHT.read_text(), tmp_path)
+    examined_text(crew, faults.RIGHT.read_text(), tmp_path)
     watched = torch.load(tmp_path / "checkpoint.pt")
     (tmp_path / "checkpoint.pt").unlink()
     crew.run(alone, str(tmp_path / "script.py"), str(tmp_path), world_size=2)
@@ -305,15 +169,15 @@ def alone(script: str, folder: str) -> None:
 def test_shared_gpu() -> None:
     """By UUID and host, since each process may call its own cuda:0."""
 
-    def ranks(*devices: tuple[str, str, list[str]]) -> list[doctor.Rank]:
+    def ranks(*devices: tuple[str, str, list[str]]) -> list[Rank]:
         return [
-            doctor.Rank(rank=n, process={"host": host}, device={"own": own, "used": used})
+            Rank(rank=n, process={"host": host}, device={"own": own, "used": used})
             for n, (host, own, used) in enumerate(devices)
         ]
 
     def found(*devices: tuple[str, str, list[str]]) -> list[str]:
-        report = doctor.Report("en")
-        doctor.check_devices(ranks(*devices), report)
+        report = Report("en")
+        check_devices(ranks(*devices), report)
         return [found.seen for found in report.findings]
 
     assert found(("a", "G1", ["G1"]), ("a", "G2", ["G2"]), ("b", "G1", ["G1"])) == []
@@ -326,7 +190,7 @@ def test_equal_stream() -> None:
     """Two ranks of several are enough, and these two must draw."""
 
     def found(*states: tuple[int, int]) -> str:
-        return doctor.equal_stream([[{"random": {"torch": s}} for s in two] for two in states])
+        return equal_stream([[{"random": {"torch": s}} for s in two] for two in states])
 
     assert found((1, 2), (1, 3)) == found((1, 1), (5, 6), (5, 6)) == "torch"
     assert found((1, 2), (5, 5), (5, 5)) == found((1, 2), (2, 3)) == ""
@@ -334,29 +198,45 @@ def test_equal_stream() -> None:
 
 def test_a_mistake_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that breaks is told, and the others go on."""
-    broken = ((lambda ranks, report: ranks[7], "same_samples"), *doctor.CHECKS[1:])
-    monkeypatch.setattr(doctor, "CHECKS", broken)
-    report = doctor.Report("en")
-    doctor.judge([doctor.Rank(rank=0, world=2), doctor.Rank(rank=1, world=2)], report)
+    broken = ((lambda ranks, report: ranks[7], "same_samples"), *checks.CHECKS[1:])
+    monkeypatch.setattr(checks, "CHECKS", broken)
+    report = Report("en")
+    checks.judge([Rank(rank=0, world=2), Rank(rank=1, world=2)], report)
     assert "IndexError" in report.not_checked["same_samples"]
     assert "shared_file" in report.checked
 
 
 def test_words_and_pages() -> None:
     """Both languages tell the same figures; the pages that findings name have these headings."""
-    for name, (severity, page, *texts) in doctor.WORDS.items():
-        assert severity in doctor.SEVERITIES
-        places = [sorted(re.findall(r"{(\w+)", text)) for text in texts[:2]]
-        assert places[0] == places[1], name
-        file, heading = page.split("#")
-        for language in doctor.LANGUAGES:
-            assert f"{{#{heading}}}" in (ROOT / "docs" / language / file).read_text(), page
-            assert (
-                f"{{#{name.split(':')[0]}}}" in (ROOT / "docs" / language / "doctor.md").read_text()
-            )
+    words = {language: read_words(language) for language in LANGUAGES}
+    assert words["en"].keys() == words["zh"].keys() and set(FINDINGS) <= set(words["en"])
+    for name, lines in words["en"].items():
+        places = [sorted(re.findall(r"{(\w+)", text[name][0])) for text in words.values()]
+        assert places[0] == places[1] and len(lines) == len(words["zh"][name]), name
+    for name, (severity, page) in FINDINGS.items():
+        assert severity in SEVERITIES
+        for link in (page, f"doctor.md#{name.split(':')[0]}"):
+            file, heading = link.split("#")
+            for language in LANGUAGES:
+                assert f"{{#{heading}}}" in (ROOT / "docs" / language / file).read_text(), link
 
 
-TOOL = [sys.executable, TOOLS / "doctor.py"]
+def test_contract_of_the_two_halves() -> None:
+    """What EVENTS.md says of writers and readers; examined.py compares it with every run."""
+    doctor = TOOLS / "doctor"
+    both = {"ranks": doctor / "ranks.py"}
+    both |= {file.stem: file for file in (doctor / "checks").glob("*.py")}
+    written = {file.stem: file.read_text() for file in (doctor / "recorder").glob("*.py")}
+    for event, (fields, writer, readers) in contract().items():
+        assert re.search(rf'event\(\s*"{event}"', written[writer]) or event == "figures", event
+        read = "".join(both[reader].read_text() for reader in readers)
+        lost = [name for name in fields if f'"{name}"' not in read and f".{name}" not in read]
+        assert not lost, f"{event}: nobody reads {lost}"
+    names = re.findall(r'event\(\s*"(\w+)"', "".join(written.values()))
+    assert set(names) == set(contract())
+
+
+TOOL = [sys.executable, TOOLS / "doctor"]
 TORCHRUN = [
     sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
 ]  # fmt: skip
@@ -375,7 +255,7 @@ def test_bad_use(tmp_path: Path) -> None:
     }.items():
         result = run([*TOOL, *words], tmp_path, 100)
         assert result.returncode == 2 and line in result.stderr, result.output
-        assert 'doctor.py", line' not in result.stderr, result.output
+        assert "doctor/command.py" not in result.stderr, result.output
 
 
 def endless(folder: Path) -> Path:

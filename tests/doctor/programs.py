@@ -1,0 +1,283 @@
+"""Right scripts where a hasty doctor would cry wolf: changes of docs/examples/doctor/right.py.
+
+Each is a list of texts: what stands there, what stands there instead, and so on.
+"""
+
+IMPORTS = "from torch import nn\n"
+SAMPLER = "DistributedSampler(train_set)"
+EPOCH = "    sampler.set_epoch(epoch)\n"
+LOADER = "DataLoader(train_set, batch_size=8, sampler=sampler)"
+LOOP = "    for images, targets in loader:\n"
+LOSS = "        loss = nn.functional.cross_entropy(ddp(images), targets)\n"
+STEP = "        optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()\n"
+ADAM = "torch.optim.SGD(ddp.parameters(), lr=0.1 * world_size)"
+NO_NORM = ("nn.BatchNorm1d(16), ", "", "    for buffer in model.buffers():\n", "    if False:\n")
+AVERAGE = (
+    "        flat = torch.cat([p.grad.flatten() for p in model.parameters()])\n"
+    "        dist.all_reduce(flat)\n"
+    "        start = 0\n"
+    "        for p in model.parameters():\n"
+    "            p.grad = flat[start : start + p.numel()].view_as(p) / world_size\n"
+    "            start += p.numel()\n"
+)
+UNDER_RANK = (
+    "ddp = DDP(model)\n",
+    "for p in model.parameters():\n    dist.broadcast(p.data, 0)\nddp = model\n",
+)
+
+RIGHT = {
+    "drawn with replacement": (
+        SAMPLER, "torch.utils.data.WeightedRandomSampler(torch.ones(70), 35)", EPOCH, "",
+    ),
+    "files divided by rank": (
+        "train_set = TensorDataset(images[:70], targets[:70])",
+        "train_set = TensorDataset(images[rank:70:2], targets[rank:70:2])",
+        SAMPLER, "torch.utils.data.SequentialSampler(train_set)", EPOCH, "",
+    ),
+    "evaluated on rank 0 alone": (
+        "in val_loader:", "in DataLoader(val_set, batch_size=8) if rank == 0 else []:",
+    ),
+    "rank 0 decides to stop": (
+        "in val_loader:", "in DataLoader(val_set, batch_size=8) if rank == 0 else []:",
+        "    scheduler.step(totals[0] / totals[1])\n",
+        "    stop = torch.tensor([float(totals[0] / totals[1] < 100)])\n"
+        "    dist.broadcast(stop, 0)\n"
+        "    if stop and epoch == 1:\n"
+        "        break\n",
+    ),
+    "a part and a tail": (
+        "in val_loader:",
+        "in (\n"
+        "            *DataLoader(Subset(val_set, range(rank * 10, rank * 10 + 10)), 5),\n"
+        "            *(DataLoader(Subset(val_set, [20]), 5) if rank == 0 else []),\n"
+        "        ):",
+    ),
+    "divided optimizer": (
+        ADAM, "ZeRO(ddp.parameters(), torch.optim.SGD, lr=0.1 * world_size)",
+        IMPORTS,
+        IMPORTS + "from torch.distributed.optim import ZeroRedundancyOptimizer as ZeRO\n",
+    ),
+    "one batch an epoch": (  # its loader draws a seed from torch's stream, equal on all ranks
+        "batch_size=8, sampler=sampler", "batch_size=35, sampler=sampler",
+        "nn.BatchNorm1d(16), nn.Dropout()", "nn.BatchNorm1d(16)",
+        "torch.manual_seed(rank)  # for dropout\n", "",
+    ),
+    "drawn by hand": (
+        LOOP,
+        "    for _ in range(4):\n"
+        "        images, targets = train_set[torch.randint(len(train_set), (8,))]\n",
+    ),
+    "batch divided": (
+        f"sampler = {SAMPLER}\n", f"batch_size = 16\nsampler = {SAMPLER}\n",
+        "batch_size=8, sampler", "batch_size=batch_size // world_size, sampler",
+        "0.1 * world_size", "0.1",
+    ),
+    "one image repeated": ("images[:70], targets[:70]", "images[:69], targets[:69]"),
+    "two models evaluated": ("in val_loader:", "in (*val_loader, *val_loader):"),
+    "validated piece by piece": (
+        "for epoch in range(3):\n",
+        "pieces = iter(DataLoader(share, batch_size=1))\nfor epoch in range(3):\n",
+        "        optimizer.step()\n",
+        "        optimizer.step()\n"
+        "        if len(targets) < 8:\n"
+        "            with torch.no_grad():\n"
+        "                next(pieces)\n",
+    ),
+    "batch sampler": (
+        "batch_size=8, sampler=sampler",
+        "batch_sampler=torch.utils.data.BatchSampler(sampler, 8, True)",
+    ),
+    "length buckets": (  # batches of like lengths, shuffled alike on all ranks, then divided
+        f"sampler = {SAMPLER}\n",
+        "batches = torch.arange(64).view(8, 8).tolist()\n",
+        "batch_size=8, sampler=sampler",
+        "batch_sampler=batches[rank::world_size]",
+        EPOCH,
+        "    torch.manual_seed(epoch)\n"
+        "    mixed = [batches[n] for n in torch.randperm(8)]\n"
+        "    loader = DataLoader(train_set, batch_sampler=mixed[rank::world_size])\n"
+        "    torch.manual_seed(epoch * world_size + rank)\n",
+    ),
+    "sampler written as a list": (
+        EPOCH,
+        "    generator = torch.Generator().manual_seed(epoch)\n"
+        "    order = torch.randperm(70, generator=generator).tolist()[rank::world_size]\n"
+        "    loader = DataLoader(train_set, batch_size=8, sampler=order)\n",
+    ),
+    "curriculum": (  # the easy half first
+        EPOCH,
+        "    part = Subset(train_set, range(36 + 17 * epoch))\n"
+        "    sampler = DistributedSampler(part)\n"
+        "    sampler.set_epoch(epoch)\n"
+        "    loader = DataLoader(part, batch_size=8, sampler=sampler)\n",
+    ),
+    "stopped together": (
+        "sampler=sampler", "sampler=range(40 * rank, 40 + 30 * rank)",
+        LOOP,
+        "    batches = iter(loader)\n"
+        "    while True:\n"
+        "        images, targets = next(batches, (None, None))\n"
+        "        more = torch.tensor(float(images is not None))\n"
+        "        dist.all_reduce(more, dist.ReduceOp.MIN)\n"
+        "        if not more:\n"
+        "            break\n",
+    ),
+    "joined over unequal shares": (
+        *NO_NORM,
+        "sampler=sampler", "sampler=range(40 * rank, 40 + 30 * rank)",
+        IMPORTS, IMPORTS + "from torch.distributed.algorithms.join import Join\n",
+        LOOP + LOSS + STEP,
+        "    with Join([ddp]):\n"
+        + "".join(f"    {line}\n" for line in (LOOP + LOSS + STEP).splitlines()),
+    ),
+    "local SGD": (
+        *NO_NORM, *UNDER_RANK,
+        IMPORTS,
+        IMPORTS + "from torch.distributed.algorithms.model_averaging.averagers import (\n"
+        "    PeriodicModelAverager,\n)\n",
+        "torch.manual_seed(rank)",
+        "averager = PeriodicModelAverager(period=4, warmup_steps=0)\ntorch.manual_seed(rank)",
+        "        optimizer.step()\n",
+        "        optimizer.step()\n        averager.average_parameters(model.parameters())\n",
+    ),
+    "averaged by hand in a flat bucket": (
+        *UNDER_RANK, "        loss.backward()\n", "        loss.backward()\n" + AVERAGE,
+    ),
+    "averaged by hand, then clipped": (
+        *UNDER_RANK, "        loss.backward()\n",
+        "        loss.backward()\n" + AVERAGE
+        + "        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n",
+    ),
+    "compressed by PowerSGD": (
+        IMPORTS,
+        IMPORTS + "from torch.distributed.algorithms import ddp_comm_hooks\n"
+        "power = ddp_comm_hooks.powerSGD\n",
+        "ddp = DDP(model)\n",
+        "ddp = DDP(model)\n"
+        "state = power.PowerSGDState(None, 1, start_powerSGD_iter=3, min_compression_rate=0.5)\n"
+        "ddp.register_comm_hook(state, power.powerSGD_hook)\n",
+    ),
+    "divided by FSDP2": (
+        *NO_NORM,
+        "ddp = DDP(model)\n",
+        "from torch.distributed.fsdp import fully_shard\n"
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        'ddp = fully_shard(model, mesh=init_device_mesh("cpu", (world_size,)))\n',
+        "    if rank == 0:\n        torch.save(model.state_dict(), \"checkpoint.pt\")\n", "",
+    ),
+    "a discriminator's inner module": (
+        "torch.manual_seed(rank)",
+        "critic = DDP(nn.Linear(3, 1))\n"
+        "learns = torch.optim.Adam(critic.parameters())\n"
+        "torch.manual_seed(rank)",
+        LOSS + STEP,
+        "        fake = ddp(images)\n"
+        "        learns.zero_grad()\n"
+        "        critic(fake.detach()).mean().backward()\n"
+        "        learns.step()\n"
+        "        loss = -critic.module(fake).mean()\n" + STEP,
+    ),
+    "contrasted with all ranks": (
+        LOSS,
+        "        views = ddp(images)\n"
+        "        if len(views) < 8:\n"
+        "            continue\n"
+        "        others = [torch.zeros_like(views) for _ in range(world_size)]\n"
+        "        dist.all_gather(others, views)\n"
+        "        others[rank] = views\n"
+        "        scores = views @ torch.cat(others).T\n"
+        "        place = torch.arange(len(views)) + rank * len(views)\n"
+        "        loss = nn.functional.cross_entropy(scores, place)\n",
+    ),
+    "gathered to be logged": (
+        LOSS,
+        "        views = ddp(images)\n"
+        "        loss = nn.functional.cross_entropy(views, targets)\n"
+        "        others = [torch.zeros_like(views) for _ in range(world_size)]\n"
+        "        dist.all_gather(others, views)\n"
+        "        seen = torch.cat(others).mean().item()\n",
+    ),
+    "a frozen teacher": (
+        "ddp = DDP(model)\n",
+        "teacher = nn.Linear(8, 3).requires_grad_(False).eval()\nddp = DDP(model)\n",
+        "cross_entropy(ddp(images), targets)\n",
+        "cross_entropy(ddp(images), teacher(images).softmax(1))\n",
+    ),
+    "an average of weights beside it": (
+        "torch.manual_seed(rank)",
+        "ema = torch.optim.swa_utils.AveragedModel(model)\ntorch.manual_seed(rank)",
+        "        optimizer.step()\n",
+        "        optimizer.step()\n        ema.update_parameters(model)\n",
+    ),
+    "a rate for each step": (
+        "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)",
+        "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 15)",
+        "        optimizer.step()\n", "        optimizer.step()\n        scheduler.step()\n",
+        "    scheduler.step(totals[0] / totals[1])\n", "",
+    ),
+    "a warm-up, then a cosine for each epoch": (
+        "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)",
+        "torch.optim.lr_scheduler.SequentialLR(\n"
+        "    optimizer,\n"
+        "    [\n"
+        "        torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=1),\n"
+        "        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2),\n"
+        "    ],\n"
+        "    [1],\n"
+        ")",
+        "    scheduler.step(totals[0] / totals[1])\n", "    scheduler.step()\n",
+    ),
+    "scaled, unscaled, clipped": (
+        "torch.manual_seed(rank)",
+        'scaler = torch.amp.GradScaler("cpu")\ntorch.manual_seed(rank)',
+        "        loss.backward()\n        optimizer.step()\n",
+        "        scaler.scale(loss).backward()\n"
+        "        scaler.unscale_(optimizer)\n"
+        "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+        "        scaler.step(optimizer)\n"
+        "        scaler.update()\n",
+    ),
+    "accumulated under no_sync": (
+        LOSS + STEP,
+        "        with ddp.no_sync():\n"
+        "            nn.functional.cross_entropy(ddp(images), targets).backward()\n"
+        "        nn.functional.cross_entropy(ddp(images), targets).backward()\n"
+        "        optimizer.step()\n"
+        "        optimizer.zero_grad()\n",
+    ),
+    "accumulated": (
+        STEP,
+        "        loss.backward()\n"
+        "        if sampler.epoch % 2 or len(targets) < 8:\n"
+        "            optimizer.step()\n"
+        "            optimizer.zero_grad()\n",
+    ),
+    "wrapped again after unfreezing": (
+        "ddp = DDP(model)\n",
+        "model[0].requires_grad_(False)\n"
+        "ddp = DDP(model)\n"
+        "model[0].requires_grad_(True)\n"
+        "ddp = DDP(model)\n",
+    ),
+    "names mended after a failure": (
+        "        torch.save(model.state_dict()",
+        "        names = {f'module.{name}': value for name, value in model.state_dict().items()}\n"
+        "        try:\n"
+        "            model.load_state_dict(names)\n"
+        "        except RuntimeError:\n"
+        "            pass\n"
+        "        torch.save(model.state_dict()",
+    ),
+    "a log of all ranks": (
+        "    scheduler.step(",
+        "    with open('log.txt', 'a') as log:\n        print(rank, file=log)\n    scheduler.step(",
+    ),
+    "a thread that saves": (
+        "        torch.save(model.state_dict(), \"checkpoint.pt\")\n",
+        "        copy = {name: value.clone() for name, value in model.state_dict().items()}\n"
+        "        saver = threading.Thread(target=torch.save, args=(copy, \"checkpoint.pt\"))\n"
+        "        saver.start()\n"
+        "        saver.join()\n",
+        "from datetime import timedelta\n", "import threading\nfrom datetime import timedelta\n",
+    ),
+}  # fmt: skip

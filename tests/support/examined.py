@@ -1,0 +1,94 @@
+"""Scripts under the doctor in warm processes: about a second each, where a launch costs five."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import re
+import runpy
+import sys
+import warnings
+from pathlib import Path
+
+from crew import Crew
+from doctor.checks import judge
+from doctor.ranks import read_ranks
+from doctor.recorder import attach
+from doctor.recorder.notes import FOLDER, error_line, notes
+from doctor.report import LANGUAGES, Report
+from harness import TOOLS
+
+EVENTS = TOOLS / "doctor/EVENTS.md"
+
+
+def record(script: str, folder: str, *argv: str) -> None:
+    """In a crew member: run a script with the recorder, as a process of its own would."""
+    os.chdir(folder)
+    sys.argv = [script, *argv]
+    os.environ[FOLDER] = f"{folder}/traces"
+    multiprocessing.set_start_method("fork", force=True)  # a member's own is another
+    if not hasattr(notes, "folder"):
+        attach("torch")
+    from doctor.recorder import collectives, data, figures, training
+
+    notes.begin(os.environ[FOLDER])
+    for part in (collectives.trace, data.data, figures.figures, training.training):
+        part.__init__()
+    error = None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            runpy.run_path(script, run_name="__main__")
+    except Exception as raised:
+        error = raised
+    finally:
+        figures.figures.drain(wait=True)
+        notes.event("exit", error=repr(error), at=error_line(error))
+        notes.active = False
+
+
+def contract() -> dict[str, tuple[set[str], str, list[str]]]:
+    """EVENTS.md: each event's fields, the file that writes it, and the files that read it."""
+    rows = re.findall(r"^\| (\w+) \| (.*) \| (\w+) \| (.*) \|$", EVENTS.read_text(), re.M)
+    return {
+        event: (set(re.findall(r"`(\w+)`", fields)), writer, readers.split(", "))
+        for event, fields, writer, readers in rows
+    }
+
+
+def assert_contract_kept(folder: Path) -> None:
+    """Each event that a run has written has the fields that EVENTS.md names, and no other."""
+    known = contract()
+    for line in [line for file in folder.glob("*.jsonl") for line in file.open()]:
+        event = json.loads(line)
+        fields = set(event) - {"e", "t"}
+        missing = known[event["e"]][0] - fields - {"indices", "targets", "items"}
+        assert not missing and fields <= known[event["e"]][0], event
+
+
+def examined(
+    crew: Crew, script: Path, folder: Path, *argv: str, world_size: int = 2
+) -> dict[str, Report]:
+    """The reports, by language."""
+    (folder / "traces").mkdir()
+    with contextlib.suppress(AssertionError):  # a rank that gloo has aborted
+        crew.run(record, str(script), str(folder), *argv, world_size=world_size)
+    assert_contract_kept(folder / "traces")
+    reports = {language: Report(language) for language in LANGUAGES}
+    for report in reports.values():
+        judge(read_ranks(folder / "traces"), report)
+    return reports
+
+
+def examined_text(crew: Crew, text: str, folder: Path, world_size: int = 2) -> dict[str, Report]:
+    script = folder / "script.py"
+    script.write_text(text)
+    return examined(crew, script, folder, world_size=world_size)
+
+
+def assert_all_ran(folder: Path, report: Report) -> None:
+    """All ranks came to the end of the script, and the recorder had no trouble."""
+    assert {rank.ended.get("error") for rank in read_ranks(folder / "traces")} == {"None"}
+    assert "all" not in report.not_checked, report.not_checked

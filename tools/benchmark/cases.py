@@ -1,0 +1,200 @@
+"""What notices a real mistake? Each case file alone, under torch's check, traincheck, the doctor.
+
+    python tools/benchmark/cases.py                         # all of docs/examples/cases
+    python tools/benchmark/cases.py trl_unwrapped           # one of them
+    python tools/benchmark/cases.py --traincheck ENV/bin --write
+
+Each case runs faulty and mended, on two CPU processes. traincheck learns its rules from the mended
+run, its best case; what a second mended run breaks as well is chance, and does not count. It needs
+an environment of its own: pip install traincheck==0.2.0 and a build of torch for CPUs.
+--write: into docs/assets/results/cases/, for the page.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from processes import ROOT, end_on_signals, run_timed
+
+CASES = ROOT / "docs/examples/cases"
+RESULTS = ROOT / "docs/assets/results/cases"
+DOCTOR = [sys.executable, ROOT / "tools/doctor"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TORCHRUN += ["--standalone", "--nproc-per-node", "2"]
+BRANCHES = re.compile(r"^( *)if MENDED:\n((?:\1 .*\n|\n)+)(?:\1else:\n((?:\1 .*\n|\n)+))?", re.M)
+
+
+@dataclass
+class Case:
+    """A file of docs/examples/cases, and what its docstring says."""
+
+    name: str
+    text: str
+    project: str
+    report: str  # such as issue 7245
+    date: str
+    what: str
+    url: str
+    finding: str  # the doctor's, or nothing
+    at: str  # a text of the line that the doctor names
+
+    def line(self) -> int:
+        code = self.text.index('"""\n', 3)
+        [place] = [found.start() for found in re.finditer(re.escape(self.at), self.text[code:])]
+        return self.text.count("\n", 0, code + place) + 1
+
+    def branch(self, mended: bool) -> list[str]:
+        """The code of the faulty or of the mended program alone, in lines."""
+
+        def chosen(found: re.Match) -> str:
+            indent, then, other = found.groups(default="")
+            return re.sub(rf"^{indent}    ", indent, then if mended else other, flags=re.M)
+
+        text = self.text[self.text.index('"""\n', 3) + 4 :]
+        return BRANCHES.sub(chosen, text).splitlines()
+
+
+def read_case(path: Path) -> Case:
+    text = path.read_text()
+    first = r'"""(\S+) ((?:issue|pull) \d+), (\d{4}-\d\d-\d\d): (.+)\n\n(https://\S+)\n'
+    doctor = re.search(r"^Doctor: (\w+)(?: at (.+))?$", text, re.M).groups(default="")
+    return Case(path.stem, text, *re.match(first, text).groups(), *doctor)
+
+
+def all_cases() -> dict[str, Case]:
+    return {path.stem: read_case(path) for path in sorted(CASES.glob("*.py"))}
+
+
+def launched(case: Case, words: list, folder: Path, **environment: str) -> dict:
+    """The end of a run in the folder: status 0, or the first error that a rank tells."""
+    folder.mkdir(parents=True)
+    log = folder / "log.txt"
+    command = ["env", "-C", folder, *words]
+    quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **environment}
+    ended = run_timed([command], quiet, 200, log)["failed"]
+    errors = re.findall(r"^(?:\[rank\d\]: )?(\w*Error: .+)", log.read_text(errors="replace"), re.M)
+    return {"failed": ended and (errors or [ended])[0]}
+
+
+def script(case: Case) -> Path:
+    return CASES / f"{case.name}.py"
+
+
+def by_torch(case: Case, folder: Path) -> dict:
+    """Each way by itself and under torch's own check of collectives."""
+    said = {}
+    for level in ("OFF", "DETAIL"):
+        for way in ([], ["--mended"]):
+            name = "-".join([level.lower(), "mended" if way else "faulty"])
+            words = [*TORCHRUN, script(case), *way]
+            run = launched(case, words, folder / name, TORCH_DISTRIBUTED_DEBUG=level)
+            said[name] = run["failed"]
+    return said
+
+
+def by_doctor(case: Case, folder: Path) -> dict:
+    said = {}
+    for name, way in {"faulty": [], "mended": ["--mended"]}.items():
+        verdict = folder / f"doctor-{name}" / "verdict.json"
+        options = ["--lang", "en", "--json", verdict]
+        launched(case, [*DOCTOR, *options, *TORCHRUN, script(case), *way], verdict.parent)
+        found = json.loads(verdict.read_text())["findings"]
+        said[name] = [{key: row[key] for key in ("id", "severity", "line")} for row in found]
+    return said
+
+
+def by_traincheck(case: Case, folder: Path, tools: Path) -> dict:
+    """How many of the rules that hold in the mended run are broken, and which first."""
+    folder = folder / "traincheck"
+    folder.mkdir(parents=True)
+    copy = folder / script(case).name
+    copy.write_text(case.text)
+    for name, way in {"reference": " --mended", "faulty": "", "mended": " --mended"}.items():
+        launch = f"{tools}/torchrun --standalone --nproc-per-node 2 {copy.name}{way}\n"
+        (folder / f"{name}.sh").write_text(f"#!/bin/bash\n{launch}")
+
+    def call(tool: str, *words: str) -> str:
+        command = ["env", "-C", folder, tools / f"traincheck-{tool}", *words]
+        path = {"PATH": f"{tools}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        log = folder / f"{tool}-{len(list(folder.glob('*.log')))}.log"
+        if run_timed([command], path, 600, log)["failed"]:
+            raise RuntimeError(f"traincheck-{tool} failed")
+        return log.read_text(errors="replace")
+
+    rules = ["-i", "invariants.json"]
+    script_of = ["--pyscript", copy.name, "--models-to-track", "model"]
+    broken = {}
+    try:
+        call("collect", *script_of, "--shscript", "reference.sh", "--output-dir", "reference")
+        call("infer", "-f", "reference", "-o", "invariants.json")
+        for name in ("faulty", "mended"):
+            call("collect", *script_of, "--shscript", f"{name}.sh", "--output-dir", name)
+            text = call("check", "-f", name, *rules, "--no-html-report")
+            [summary] = folder.glob(f"traincheck_checker_results_*/{name}/violations_summary.json")
+            rows = json.loads(summary.read_text())["violations"]
+            rows.sort(key=lambda row: row["first_step"])
+            broken[name] = [row["display_name"] for row in rows]
+    except (RuntimeError, ValueError) as error:
+        return {"failed": str(error)}
+    count = int(re.search(r"(\d+) invariants checked", text)[1])
+    only = [name for name in broken["faulty"] if name not in broken["mended"]]
+    chance = len(broken["mended"])
+    return {"rules": count, "broken": len(only), "by_chance": chance, "first": only[:10]}
+
+
+def versions(tools: Path | None) -> dict[str, str]:
+    def of(python: str | Path, *packages: str) -> list[str]:
+        code = f"from importlib.metadata import version\nfor p in {packages}: print(version(p))"
+        result = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+        return result.stdout.split()
+
+    found = {"torch": of(sys.executable, "torch")[0]}
+    if tools:
+        found["traincheck"], found["torch under it"] = of(tools / "python", "traincheck", "torch")
+    return found
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="else all")
+    parser.add_argument("--traincheck", type=Path, metavar="BIN", help="where its commands are")
+    parser.add_argument("--write", action="store_true", help="into docs/assets/results/cases")
+    args = parser.parse_args()
+    known = all_cases()
+    for name in args.cases:
+        if name not in known:
+            parser.error(f"no case {name}; there are {', '.join(known)}")
+    if args.traincheck and not (args.traincheck / "traincheck-collect").exists():
+        parser.error(f"--traincheck {args.traincheck}: there is no traincheck-collect in it")
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    end_on_signals()
+    known = all_cases()
+    file = RESULTS / "comparison.json"
+    written = json.loads(file.read_text())["cases"] if args.write and file.exists() else {}
+    for name in args.cases or known:
+        with tempfile.TemporaryDirectory(prefix="cases-") as folder:
+            place = Path(folder)
+            row = {**by_torch(known[name], place), "doctor": by_doctor(known[name], place)}
+            if args.traincheck:
+                row["traincheck"] = by_traincheck(known[name], place, args.traincheck.absolute())
+        print(name, json.dumps(row, indent=1), flush=True)
+        written[name] = row
+        if args.write:
+            RESULTS.mkdir(exist_ok=True)
+            cases = {name: written[name] for name in known if name in written}
+            text = json.dumps({"versions": versions(args.traincheck), "cases": cases}, indent=1)
+            file.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

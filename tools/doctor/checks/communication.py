@@ -1,0 +1,50 @@
+"""Collectives: does every rank call the same, and do all arrive?"""
+
+from ..ranks import STILL, Rank
+from ..report import Report, short
+
+
+def check_collectives(ranks: list[Rank], report: Report) -> str | None:
+    """Do ranks call the same collectives in the same order, and do all arrive?"""
+    if report.has("unequal_steps"):
+        return "steps"
+    groups = dict.fromkeys(e["group"] for rank in ranks for e in rank.events["collective"])
+    for group in [name for name in groups if name != "horovod"]:
+        members = [rank for rank in ranks if rank.called(group) or rank.group == group]
+        for other in members[1:]:
+            check_pair(members[0], other, group, report)
+
+    if any(rank.ended.get("error", "None") != "None" and not rank.stack for rank in ranks):
+        return None  # one crashed, and the others waited for it
+    waits = [rank for rank in ranks if rank.stack]
+    places = {short(rank.stack) for rank in waits}
+    if len(waits) < 2 or report.has("collective_order"):
+        return None
+    for_ever = all(rank.still >= STILL for rank in waits)
+    if len(places) > 1:
+        found = "; ".join(f"rank {rank.rank}: {short(rank.stack)}" for rank in waits)
+        report.find("collective_order:waits", waits[0].stack, not for_ever, places=found)
+    elif for_ever and len(waits) == len(ranks):
+        report.find("collective_order:still", waits[0].stack)
+    return None
+
+
+def check_pair(one: Rank, other: Rank, group: str, report: Report) -> None:
+    mine = one.called(group)
+    theirs = other.called(group)
+    for n, (a, b) in enumerate(zip(mine, theirs, strict=False), 1):
+        sized = a["kind"] in ("allreduce", "broadcast", "reduce")
+        if a["kind"] != b["kind"] or (sized and a["size"] != b["size"]):
+            texts = [f"{e['kind']} ({e['size']}) {short(e['at'])}" for e in (a, b)]
+            values = {"n": n, "one": one.rank, "other": other.rank}
+            report.find("collective_order", a["at"], **values, mine=texts[0], theirs=texts[1])
+            return
+
+    more, fewer = (one, other) if len(mine) > len(theirs) else (other, one)
+    waits = more.stack or more.ended.get("error") != "None"
+    if len(mine) != len(theirs) and fewer.left() and waits:
+        event = more.called(group)[len(fewer.called(group))]
+        values = {"one": more.rank, "kind": event["kind"], "other": fewer.rank}
+        place = short(event["at"])
+        at = fewer.stack or event["at"]
+        report.find("collective_order:missing", at, **values, place=place)

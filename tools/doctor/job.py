@@ -1,0 +1,86 @@
+"""The user's command, with a recorder in each of its Python processes."""
+
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from contextlib import suppress
+from importlib import resources
+from pathlib import Path
+
+from .recorder.notes import FOLDER
+
+
+class Job:
+    def __init__(self, command: list[str], folder: Path) -> None:
+        self.traces = folder / "traces"
+        self.traces.mkdir()
+        first = folder / "first"
+        (first / "_doctor").mkdir(parents=True)
+
+        # A copy: the doctor itself may be a zip file, or have names that the script has, too.
+        for file in resources.files(f"{__package__}.recorder").iterdir():
+            if file.name.endswith(".py"):
+                inside = first if file.name == "sitecustomize.py" else first / "_doctor"
+                (inside / file.name).write_text(file.read_text())
+
+        paths = [str(first), os.environ.get("PYTHONPATH", "")]
+        own = {FOLDER: str(self.traces), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        self.process = subprocess.Popen(command, env=os.environ | own, start_new_session=True)
+        self.ended = ""  # by what, if not by itself
+        self.read = Counter()  # bytes of a trace that were counted
+        self.steps = Counter()
+
+    def wait(self, steps: int, seconds: float) -> None:
+        start = told = time.monotonic()
+        while self.process.poll() is None:
+            time.sleep(0.2)
+            now = time.monotonic()
+            if seconds and now > start + seconds:
+                self.ended = "seconds"
+                return
+            if steps and self.made(steps):
+                self.ended = "steps"
+                return
+            if now > told + 60 and self.idle() > 60:
+                told = now
+                print("doctor: no step for a minute; Ctrl-C ends it with a verdict", flush=True)
+
+    def made(self, steps: int) -> bool:
+        """Whether every process that makes steps has made so many."""
+        for path in self.traces.glob("*.jsonl"):
+            with open(path, "rb") as file:
+                file.seek(self.read[path])
+                new = file.read()
+            self.read[path] += len(new)
+            self.steps[path] += new.count(b'{"e": "step"')
+        trained = [count for count in self.steps.values() if count]
+        return bool(trained) and min(trained) >= steps
+
+    def idle(self) -> float:
+        """Seconds since any process wrote."""
+        times = [path.stat().st_mtime for path in self.traces.glob("*.jsonl")]
+        return time.time() - max(times, default=time.time())
+
+    def end(self) -> None:
+        """Ask, wait, then kill what is left of it, in other sessions too."""
+        for number, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 5)):
+            for pid in self.left():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+            limit = time.monotonic() + patience
+            while self.left() and time.monotonic() < limit:
+                self.process.poll()
+                time.sleep(0.1)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+
+    def left(self) -> list[int]:
+        mark = f"{FOLDER}={self.traces}".encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if mark in path.read_bytes().split(b"\0"):
+                    found.append(int(path.parent.name))
+        return found

@@ -1,0 +1,235 @@
+"""What the ranks of a job did, read back from the events of its processes."""
+
+import json
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .recorder.notes import is_library
+
+STILL = 60  # seconds without an event: then a rank counts as waiting for ever
+WAITED = "[Tt]imed out|Connection (closed|reset)"  # errors of a rank that waited in vain
+
+
+@dataclass(eq=False)
+class Pass:
+    """One iteration over a loader."""
+
+    loader: dict
+    place: int  # steps before it
+    batches: list[dict] = field(default_factory=list)
+    ended: bool = False
+    total: int | None = None  # batches that it should have
+    steps: int = 0
+    last: int = 0  # the last of them, of all steps
+    reduced: list[dict] = field(default_factory=list)  # collectives between a batch and a step
+    drew: list[dict] = field(default_factory=list)  # random numbers that items were made with
+
+    def trains(self) -> bool:
+        """Steps follow its batches: not one now and then, as in an evaluation piece by piece."""
+        return self.steps > 0 and 10 * self.steps >= self.last - self.place
+
+    def size(self) -> int:
+        """Items in a batch; batch samplers of one's own do not say it."""
+        sizes = [len(batch.get("indices", [])) for batch in self.batches]
+        return self.loader["batch_size"] or max(sizes, default=1)
+
+    def whole(self) -> bool:
+        """All batches came; not all programs ask for one more to see that there is none."""
+        return self.ended or len(self.batches) == self.total
+
+    def keys(self) -> list:
+        """What tells samples apart: indices, or what an IterableDataset has made."""
+        if not self.loader["iterable"]:
+            return self.column("indices")
+        items = self.column("items")
+        targets = self.column("targets") or [None] * len(items)
+        return list(zip(targets, items, strict=False))
+
+    def column(self, name: str) -> list:
+        return [value for batch in self.batches for value in batch.get(name) or []]
+
+    def by_key(self, name: str) -> dict:
+        return dict(zip(self.keys(), self.column(name), strict=False))
+
+    def joins(self, other: "Pass") -> bool:
+        """Whether both may be parts of one evaluation: of one set, and no sample is in both."""
+        same_set = self.loader["fingerprint"] == other.loader["fingerprint"]
+        return same_set and not set(self.keys()) & set(other.keys())
+
+
+@dataclass
+class Rank:
+    """What one process did."""
+
+    rank: int = -1
+    world: int = 1
+    process: dict = field(default_factory=dict)
+    model: dict = field(default_factory=dict)
+    device: dict = field(default_factory=dict)
+    group: str = ""  # the name of the group of all ranks
+    trouble: str = ""  # of the recorder
+    passes: dict[int, Pass] = field(default_factory=dict)
+    steps: list[dict] = field(default_factory=list)
+    figures: dict[str, dict] = field(default_factory=lambda: defaultdict(dict))
+    # Events of one kind, in their order, each with "place": the steps before it.
+    events: dict[str, list] = field(default_factory=lambda: defaultdict(list))
+    ended: dict = field(default_factory=dict)
+    last: float = 0.0  # when its last event was
+    stack: list | None = None  # the user's line where it stood still
+    still: float = 0.0  # seconds from its last event until the doctor ended the job
+
+    def left(self) -> bool:
+        """It came to its end, or waits for ever: it will call nothing more."""
+        return self.ended.get("error") == "None" or bool(self.stack and self.still >= STILL)
+
+    def called(self, group: str) -> list[dict]:
+        return [event for event in self.events["collective"] if event["group"] == group]
+
+    def summed(self, start: int, end: int) -> int:
+        """Numbers that the script itself all-reduced after `start` and before `end` steps."""
+        called = self.events["collective"]
+        return sum(e["size"] for e in called if start <= e["place"] < end)
+
+    def training(self) -> dict[str, list[Pass]]:
+        """Passes with steps, by the line of their loader; the last may have none yet."""
+        passes = list(self.passes.values())
+        most = Counter()
+        for one in passes:
+            steps = one.steps if one.trains() else 0
+            most[one.loader["id"]] = max(most[one.loader["id"]], steps)
+        # A single step after an evaluation that was cut short makes no training of it.
+        least = 1 if max(most.values(), default=0) == 1 else 2
+
+        found = defaultdict(list)
+        for one in passes:
+            begun = one is passes[-1] and one.batches and not one.ended
+            if most[one.loader["id"]] >= least and (one.steps or begun):
+                found[str(one.loader["at"])].append(one)
+        return found
+
+    def evaluations(self) -> dict[tuple, list[Pass]]:
+        """Passes that show a set once: by the steps before them, and their number there."""
+        training = [one for passes in self.training().values() for one in passes]
+        trained = {one.loader["id"] for one in training}
+        found = defaultdict(list)
+        for one in self.passes.values():
+            early = self.steps and not one.place  # one that only looks at the data
+            if one.loader["id"] in trained or early or not one.whole():
+                continue
+
+            number = 0
+            while not all(other.joins(one) for other in found[one.place, number]):
+                number += 1
+            found[one.place, number].append(one)
+        return found
+
+
+def read_process(path: Path) -> Rank:
+    """A process from its events; world 0: it is none of the job's ranks."""
+    rank = Rank()
+    loaders = {}
+    recent: list[Pass] = []  # those with a batch since the last step
+    listed: list[Pass] = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # cut off by a kill
+
+        kind = event["e"]
+        rank.last = event["t"]
+        event["place"] = len(rank.steps)
+        rank.events[kind].append(event)
+        one = rank.passes.get(event.get("n"))
+        if one is None and kind in ("batch", "end"):
+            continue  # of a pass that began before a fork
+
+        if kind in ("process", "model", "device"):
+            setattr(rank, kind, event)
+        elif kind == "rank":
+            rank.rank = event["rank"]
+            rank.world = event["world"]
+            rank.group = event["group"]
+        elif kind == "loader":
+            loaders[event["id"]] = event
+        elif kind == "pass":
+            loader = loaders[event["loader"]]
+            unfinished = [one for one in recent if one.loader is loader and not one.whole()]
+            recent = [one for one in recent if one not in unfinished]
+            rank.passes[event["n"]] = Pass(loader, len(rank.steps), total=event["total"])
+        elif kind == "batch":
+            one.batches.append(event)
+            recent = [other for other in recent if other is not one] + [one]
+        elif kind == "end":
+            one.ended = True
+        elif kind == "step":
+            rank.steps.append(event)
+            learning = [one for one in recent if one.batches[-1]["grad"]]
+            if recent:
+                alone = len(recent) == len(learning) == 1 and recent[0].ended
+                listed = recent if alone else []  # list(loader), and then all steps
+            open_ones = [one for one in learning or recent if not one.ended]
+            for trained in open_ones or listed:
+                evaluation = trained.whole() and recent and trained is not recent[-1]
+                if not evaluation:
+                    trained.steps += 1
+                    trained.last = len(rank.steps)
+            recent = []
+        elif kind == "collective" and event["kind"] not in ("barrier", "broadcast"):
+            for evaluated in recent:
+                evaluated.reduced.append(event)
+        elif kind == "figures":
+            rank.figures[event["what"]][event["n"]] = event["values"]
+        elif kind == "trouble":
+            rank.trouble = event["text"].splitlines()[-1]
+        elif kind == "exit":
+            rank.ended = event
+
+    rank.stack = read_stack(path.with_suffix(".stacks"), rank.last)
+    if rank.rank < 0 and not rank.passes and not rank.steps:
+        rank.world = 0
+    return rank
+
+
+def read_stack(path: Path, last: float) -> list | None:
+    """The user's line in the last stack, unless the process went on after it."""
+    if not path.is_file() or path.stat().st_mtime < last:
+        return None
+    threads = path.read_text(errors="replace").split("Thread 0x")
+    for name, line in re.findall(r'File "([^"]+)", line (\d+)', threads[-1]):
+        if not is_library(name):
+            return [name, int(line)]
+    return None
+
+
+def read_ranks(folder: Path, stopped: float = float("inf")) -> list[Rank]:
+    """All ranks of the job, in order; a process alone is rank 0 of 1.
+
+    stopped: when the doctor ended the job, in seconds since 1970.
+    """
+    processes = [read_process(path) for path in folder.glob("*.jsonl")]
+    processes.sort(key=lambda one: one.process.get("t", 0))
+    for one in processes:
+        if one.ended.get("t", 0) > stopped:
+            one.ended = {}  # by our signal
+        if stopped < float("inf"):
+            one.still = stopped - one.last
+        if re.search(WAITED, one.ended.get("error", "")):
+            one.stack, one.still = one.ended["at"], STILL
+
+    # The largest job, and of restarts the last: no program of one rank that a rank starts.
+    world = max((one.world for one in processes), default=0)
+    ranks = {one.rank: one for one in processes if one.rank >= 0 and one.world == world}
+    if not ranks:
+        alone = [one for one in processes if one.world]
+        ranks = {0: max(alone, key=lambda one: len(one.steps))} if alone else {}
+
+    for number, rank in ranks.items():
+        rank.rank = number
+        workers = [o for o in processes if o.process.get("parent") == rank.process.get("pid")]
+        for event in [event for one in (rank, *workers) for event in one.events["drew"]]:
+            if event["n"] in rank.passes:
+                rank.passes[event["n"]].drew.append(event)
+    return [ranks[number] for number in sorted(ranks)]

@@ -1,0 +1,76 @@
+"""Files that are written, and names of parameters in checkpoints."""
+
+import os
+import re
+import sys
+
+import torch
+
+from .notes import hook, is_library, notes, user_line
+
+WRITERS = ("numpy", "torch", "pandas", "PIL")  # they write files for whoever calls them
+
+
+def wrote(path: str) -> None:
+    """Note a file that the user's code opens to write, itself or through a WRITER."""
+    frame = sys._getframe(1)
+    while frame and is_library(name := frame.f_code.co_filename):
+        if "importlib" in name or "/torch/_" in name:
+            return  # the cache of a module, or of torch.compile
+        if "-packages/" in name and not any(f"/{writer}/" in name for writer in WRITERS):
+            return
+        frame = frame.f_back
+    if not frame or path.startswith(("/dev/", "/proc/")):
+        return
+
+    notes.quiet = True
+    full = os.path.realpath(path)
+    special = os.path.exists(full) and not os.path.isfile(full)
+    notes.quiet = False
+    if not special and not full.startswith(notes.folder):
+        notes.event("wrote", path=full, at=[frame.f_code.co_filename, frame.f_lineno])
+
+
+def saved(obj: object, file: object, *_: object, **__: object) -> None:
+    if isinstance(file, str | os.PathLike):
+        wrote(os.fspath(file))
+    if prefix := prefix_of(obj):
+        notes.event("saved", prefix=prefix, at=user_line())
+
+
+def loaded(_: object, module: object, state_dict: dict, *__: object, **___: object) -> None:
+    mine = {name for name, _ in module.named_parameters()}
+    plain = {plain_key(key) for key in mine}
+    if not mine & set(state_dict) and plain & set(map(plain_key, state_dict)):
+        notes.event("loaded", at=user_line())  # strict=False: and no error
+
+
+def plain_key(key: object) -> str:
+    return re.sub(r"^(module\.|_orig_mod\.)+", "", str(key))
+
+
+def prefix_of(obj: object) -> str | None:
+    """module. or _orig_mod., if the keys of a state dict in it begin so."""
+    parts = [obj, *obj.values()] if isinstance(obj, dict) else []
+    for part in parts:
+        keys = [str(key) for key in part] if isinstance(part, dict) else []
+        for prefix in ("module.", "_orig_mod."):
+            if keys and all(key.startswith(prefix) for key in keys):
+                return prefix
+    return None
+
+
+def attach() -> None:
+    def audit(name: str, args: tuple) -> None:
+        if notes.quiet:
+            return
+        if name == "open" and isinstance(args[0], str | bytes) and isinstance(args[2], int):
+            if args[2] & (os.O_WRONLY | os.O_RDWR) and not args[2] & os.O_APPEND:
+                notes.call(wrote, os.fsdecode(args[0]))
+        elif name == "os.rename" and isinstance(args[1], str | bytes | os.PathLike):
+            notes.call(wrote, os.fsdecode(args[1]))
+
+    hook(torch.serialization, "save", saved)
+    torch.save = torch.serialization.save
+    hook(torch.nn.Module, "load_state_dict", after=loaded)
+    sys.addaudithook(audit)

@@ -1,0 +1,110 @@
+"""A process's own file of events, a JSON line each; ../events.py lists them.
+
+An event is written at once: a process that is killed has left all that happened to it.
+"""
+
+import faulthandler
+import functools
+import json
+import os
+import re
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+FOLDER = "DOCTOR_FOLDER"  # environment variable: where the events are written
+IDLE = 20  # seconds without an event: then the stack is written down
+HERE = os.path.dirname(__file__)
+STANDARD = os.path.dirname(os.__file__)
+
+
+class Notes:
+    def begin(self, folder: str) -> None:
+        self.folder = folder
+        self.first = os.getpid()  # forks lack faulthandler's thread: they set no timer
+        self.pid = self.file = self.stacks = None
+        self.armed = 0.0  # when the timer of the stacks was set
+        self.quiet = False  # while the recorder itself opens files
+        self.active = True
+
+    def event(self, what: str, /, **fields: object) -> None:
+        if not self.active:
+            return
+        line = json.dumps({"e": what, "t": round(time.time(), 3), **fields})
+        try:
+            if self.pid != os.getpid():  # the first event, also of a forked process
+                self.open_files()
+            os.write(self.file, line.encode() + b"\n")
+        except OSError:  # a full disk, too many open files
+            self.active = False
+            return
+
+        if self.pid == self.first and time.monotonic() > self.armed + 1:
+            self.armed = time.monotonic()
+            faulthandler.dump_traceback_later(IDLE, file=self.stacks)
+
+    def open_files(self) -> None:
+        self.pid = os.getpid()
+        host = socket.gethostname()
+        base = f"{self.folder}/{host}-{self.pid}-{time.time_ns()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self.quiet = True
+        self.file = os.open(f"{base}.jsonl", flags, 0o644)
+        self.stacks = os.open(f"{base}.stacks", flags, 0o644)
+        self.quiet = False
+
+        self.event("process", pid=self.pid, parent=os.getppid(), host=host, argv=sys.argv)
+
+    def call(self, function: Callable | None, *args: object, **kwargs: object) -> None:
+        """Call a part of the recorder. A mistake in it is noted, and never ends the script."""
+        if function is None or not self.active:
+            return
+        try:
+            function(*args, **kwargs)
+        except Exception:
+            self.event("trouble", text=traceback.format_exc()[-800:])
+
+
+notes = Notes()
+
+
+def hook(owner: object, name: str, before: Callable = None, after: Callable = None) -> None:
+    """owner.name also calls before(*arguments) and after(result, *arguments)."""
+    own = getattr(owner, name)
+
+    @functools.wraps(own)
+    def wrapper(*args: object, **kwargs: object) -> object:
+        notes.call(before, *args, **kwargs)
+        result = own(*args, **kwargs)
+        notes.call(after, result, *args, **kwargs)
+        return result
+
+    setattr(owner, name, wrapper)
+
+
+def is_library(name: str) -> bool:
+    """Whether a file of Python code is not the user's own."""
+    if name.startswith(("<", STANDARD, HERE)) or "/_doctor/" in name:
+        return True
+    return bool(re.search(r"/(site|dist)-packages/|/lib/python3\.\d+/", name))
+
+
+def error_line(error: object) -> list | None:
+    """File and line of the user's own code where an exception came from."""
+    at = None
+    part = getattr(error, "__traceback__", None)
+    while part:
+        name = part.tb_frame.f_code.co_filename
+        at = at if is_library(name) else [name, part.tb_lineno]
+        part = part.tb_next
+    return at
+
+
+def user_line() -> list | None:
+    """File and line of the innermost call in the user's own code."""
+    frame = sys._getframe(1)
+    while frame and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return [frame.f_code.co_filename, frame.f_lineno] if frame else None

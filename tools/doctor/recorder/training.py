@@ -1,0 +1,241 @@
+"""Optimizer steps: gradients, weights, learning rates, and the model that is trained."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.nn import utils
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler, optimizer
+
+from . import collectives
+from .collectives import trace
+from .figures import capturing, figures, figures_of
+from .notes import hook, notes, user_line
+from .randomness import generators
+
+ALL_UNTIL = 20  # steps that are compared, each;
+EVERY = 10  # after them, each tenth
+
+
+class Training:
+    def __init__(self) -> None:
+        self.steps = 0
+        self.gradients = None  # figures of them, until the step is done
+        self.done = True  # a step() inside a step(), as Horovod has them, counts once
+        self.optimizers = weakref.WeakKeyDictionary()  # -> the number of each
+        self.schedulers = weakref.WeakKeyDictionary()
+        self.models = []  # those that are trained
+        self.wrapped = {}  # a parameter's id -> the node of the graph that DDP waits for
+        self.unhooked = False  # parameters were found that DDP does not wait for
+        self.scaled = False  # a GradScaler has multiplied the loss, and not divided the gradients
+        self.backwards = 0
+
+    def before_step(self, optimizer: object) -> None:
+        if not self.done:
+            return
+        trace.end()
+        if self.steps == 0:
+            self.first_step(optimizer)
+
+        self.done = False
+        if self.due() and not capturing():
+            parameters = parameters_of(optimizer)
+            figures.write("weights", self.steps, figures_of(parameters))
+            self.gradients = figures_of([p.grad for p in parameters if p.grad is not None])
+            self.find_unhooked(parameters)
+
+    def after_step(self, optimizer: object) -> None:
+        if self.done:
+            return
+        self.done = True
+        self.scaled = False
+
+        parameters = parameters_of(optimizer)
+        groups = optimizer.param_groups if self.steps == 0 else []
+        rates = [group.get("lr") for group in optimizer.param_groups]
+        mine = [s for s in self.schedulers if s.optimizer is optimizer]
+        self.steps += 1
+        notes.event(
+            "step",
+            n=self.steps,
+            at=user_line(),
+            optimizer=self.optimizers.setdefault(optimizer, len(self.optimizers) + 1),
+            rates=[float(rate) for rate in rates if isinstance(rate, int | float)],
+            parameters=len(parameters),
+            without=sum(p.grad is None for p in parameters),
+            settings=str([{k: v for k, v in g.items() if k != "params"} for g in groups]),
+            schedules=[[self.schedulers[s], s.last_epoch] for s in mine],
+            random=generators() if self.steps <= 2 else {},
+        )
+
+        if self.gradients is not None:
+            figures.write("gradients", self.steps, self.gradients)
+        self.gradients = None
+        figures.drain(wait=False)
+        if self.steps in (2, EVERY):
+            write_devices(parameters)
+
+    def due(self) -> bool:
+        return self.steps < ALL_UNTIL or (self.steps + 1) % EVERY == 0
+
+    def first_step(self, optimizer: object) -> None:
+        if dist.is_available() and dist.is_initialized():
+            collectives.note_rank()  # the group may have been made behind our back
+        parameters = parameters_of(optimizer)
+        model = find_model(set(map(id, parameters)))
+        if model is None:
+            return
+
+        self.models.append(weakref.ref(model))
+        zero = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
+        parts = any(hasattr(p, "to_local") for p in parameters)  # DTensors
+        wrappers = ["sharded"] * (zero or parts)
+        unused = False
+        group = None
+
+        for module in model.modules():
+            name = type(module).__name__
+            if "FSDP" in name or "FullySharded" in name:
+                wrappers.append("sharded")
+            if name in ("DistributedDataParallel", "DataParallel"):
+                wrappers.append(name)
+            if name == "DistributedDataParallel" and hasattr(module, "process_group"):
+                unused = bool(getattr(module, "find_unused_parameters", False))
+                group = dist.get_process_group_ranks(module.process_group)
+
+        sizes = [p.numel() for p in parameters]
+        notes.event(
+            "model", at=user_line(), wrappers=wrappers, unused=unused, group=group, sizes=sizes
+        )
+
+    def wrap(self, _: object, ddp: object, *args: object, **kwargs: object) -> None:
+        """DDP waits for a node of the graph, which a parameter that is moved has anew."""
+        at = user_line()
+        for p in ddp.module.parameters():
+            if p.requires_grad:
+                self.wrapped[id(p)] = (node(p), at)
+
+    def find_unhooked(self, parameters: list) -> None:
+        """Parameters with a gradient that came behind DDP's back."""
+        if not self.wrapped or self.unhooked:
+            return
+        mine = [p for p in parameters if p.grad is not None and p.requires_grad]
+        known = [p for p in mine if id(p) in self.wrapped]
+        lost = [p for p in known if self.wrapped[id(p)][0] is not node(p)]
+        new = len(mine) - len(known)
+        if lost or new:
+            self.unhooked = True
+            at = self.wrapped[id(known[0])][1] if known else None
+            notes.event("unhooked", at=at, new=new, moved=len(lost))
+
+    def buffers(self, number: int) -> None:
+        """BatchNorm's statistics, if this pass evaluates with them."""
+        models = [model() for model in self.models] or [find_model(set())]
+        known = [model for model in models if model is not None]  # some models have no bool()
+        found = []
+        for module in [part for model in known for part in model.modules()]:
+            if getattr(module, "running_mean", None) is not None and not module.training:
+                found += [module.running_mean, module.running_var]
+        if found:
+            figures.write("buffers", number, figures_of(found))
+
+    def new_scheduler(self, _: object, scheduler: object, *args: object, **kw: object) -> None:
+        lengths = [getattr(scheduler, n, None) for n in ("T_max", "total_steps", "total_iters")]
+        self.schedulers[scheduler] = len(self.schedulers) + 1
+        notes.event(
+            "scheduler",
+            id=self.schedulers[scheduler],
+            at=user_line(),
+            kind=type(scheduler).__name__,
+            length=next((length for length in lengths if isinstance(length, int)), None),
+        )
+
+    def scale(self, scaler: object, *args: object) -> None:
+        self.scaled = scaler.is_enabled()
+
+    def unscale(self, scaler: object, *args: object) -> None:
+        self.scaled = False
+
+    def clip(self, *args: object, **kwargs: object) -> None:
+        notes.event("clip", at=user_line(), scaled=self.scaled)
+
+    def backward(self, tensors: object, *args: object, **kwargs: object) -> None:
+        self.backwards += 1
+        trace.backward(tensors)
+
+
+def write_devices(parameters: list) -> None:
+    device = parameters[0].device
+    if device.type != "cuda":
+        return
+
+    uuids = {
+        n: str(getattr(torch.cuda.get_device_properties(n), "uuid", n))
+        for n in range(torch.cuda.device_count())
+    }
+    used = [uuids[n] for n in uuids if torch.cuda.memory_reserved(n) > 0]
+    notes.event("device", own=uuids[device.index], used=used)
+
+
+def parameters_of(optimizer: object) -> list:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def node(parameter: object) -> object:
+    """Where the graph adds to this parameter's gradient."""
+    with torch.enable_grad():
+        return parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+
+
+def find_model(parameters: set[int]) -> object:
+    """The outermost module that holds one of these parameters (of any: the largest)."""
+    modules = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]
+    inner = {id(child) for module in modules for child in module._modules.values()}
+
+    best = None
+    most = 0
+    for module in modules:
+        if id(module) in inner:
+            continue
+        mine = list(module.parameters())
+        if len(mine) > most and (not parameters or any(id(p) in parameters for p in mine)):
+            best = module
+            most = len(mine)
+    return best
+
+
+training = Training()
+
+
+def attach() -> None:
+    optimizer.register_optimizer_step_pre_hook(
+        lambda trained, *_: notes.call(training.before_step, trained)
+    )
+    optimizer.register_optimizer_step_post_hook(
+        lambda trained, *_: notes.call(training.after_step, trained)
+    )
+    hook(lr_scheduler.LRScheduler, "__init__", after=training.new_scheduler)
+
+    hook(torch.amp.GradScaler, "scale", training.scale)
+    hook(torch.amp.GradScaler, "unscale_", training.unscale)
+    hook(utils.clip_grad, "clip_grad_norm_", training.clip)
+    utils.clip_grad_norm_ = utils.clip_grad.clip_grad_norm_
+
+    hook(torch.autograd, "backward", training.backward)
+    hook(DistributedDataParallel, "__init__", after=training.wrap)
+    own_no_sync = DistributedDataParallel.no_sync
+
+    @contextmanager
+    def no_sync(ddp: object) -> Iterator[None]:
+        before = training.backwards
+        with own_no_sync(ddp):
+            yield
+        # A forward pass inside would have set this to False.
+        if training.backwards > before and ddp.require_forward_param_sync:
+            notes.event("no_sync", at=user_line())
+
+    DistributedDataParallel.no_sync = no_sync
