@@ -70,7 +70,7 @@ def section(name: str, report: Report) -> str:
     changes = [line for line in list(lines)[2:] if not line.startswith("@@")]
     found = [finding for finding in report.findings if finding.id == case.finding]
     said = found[0].lines() if found else [report.say("nothing")]
-    said = [line.replace(f"{CASES}/", "") for line in said]
+    said = [re.sub(r"\S*docs/examples/cases/", "", line) for line in said]
     source = f"https://repository/docs/examples/cases/{name}.py"
     links = f"[{case.project} {case.report}]({case.url}), {case.date} · [{name}.py]({source})"
     parts = [links, "", "```diff", *changes, "```", "", "```text", *said, "```", "", ""]

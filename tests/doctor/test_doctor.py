@@ -339,3 +339,54 @@ def test_same_bits_compiled(tmp_path: Path) -> None:
         for folder in (tmp_path / "watched", tmp_path)
     )
     assert all(torch.equal(watched[name], unwatched[name]) for name in unwatched)
+
+
+def test_annotations(tmp_path: Path) -> None:
+    """On GitHub each finding is also at its line; an allowed one is a notice, and no failure."""
+    (tmp_path / "script.py").write_text(faults.broken("shared_file"))
+    command = [*TORCHRUN, "script.py"]
+    env = {"GITHUB_ACTIONS": "true"}
+    result = run([*TOOL, "--lang", "en", *command], tmp_path, 100, env=env)
+    [line] = [line for line in result.stdout.splitlines() if line.startswith("::")]
+    fields, _, text = line.removeprefix("::error ").partition("::")
+    place = dict(field.split("=") for field in fields.split(","))
+    saved = (tmp_path / "script.py").read_text().splitlines()[int(place["line"]) - 1]
+    assert "torch.save" in saved and place["file"] == "script.py"
+    assert place["title"] == "doctor%3A shared_file" and text.startswith("Ranks 0, 1 all write")
+    assert result.returncode == 1
+
+    words = [*TOOL, "--lang", "en", "--allow", "shared_file,same_order", *command]
+    result = run(words, tmp_path, 100, env=env)
+    assert result.returncode == 0 and "::notice file=script.py" in result.stdout, result.output
+    assert "NOTE  shared_file" in result.stdout and "Allowed by --allow." in result.stdout
+
+
+def test_one_file(tmp_path: Path) -> None:
+    """make doctor.pyz packs all that a run needs, words and recorder too."""
+    packed = tmp_path / "doctor.pyz"
+    made = run(["make", "-C", ROOT, "doctor.pyz", f"PYZ={packed}"], tmp_path, 60)
+    assert made.returncode == 0, made.output
+    (tmp_path / "script.py").write_text(faults.broken("same_order"))
+    result = run([sys.executable, packed, "--lang", "zh", *TORCHRUN, "script.py"], tmp_path, 100)
+    assert result.returncode == 1 and "WRONG RESULT  same_order" in result.stdout, result.output
+
+
+def test_rooms() -> None:
+    """Each is small and says what it is; no room imports one that imports it."""
+    doctor = TOOLS / "doctor"
+    needs = {}
+    for room in doctor.rglob("*.py"):
+        text = room.read_text()
+        assert text.count("\n") <= 350 and (text.startswith('"""') or not text), room
+        needs[room] = set()
+        for dots, module, names in re.findall(r"^from (\.+)([\w.]*) import (.+)", text, re.M):
+            folder = room.parents[len(dots) - 1] / module.replace(".", "/")
+            files = [
+                folder.with_suffix(".py"),
+                *(folder / f"{name}.py" for name in names.split(", ")),
+            ]
+            needs[room] |= {file for file in files if file.exists()}
+    while free := [room for room, needed in needs.items() if not needed & needs.keys()]:
+        for room in free:
+            del needs[room]
+    assert not needs, "a circle"

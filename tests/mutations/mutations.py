@@ -50,7 +50,8 @@ RESUME = "tests/chapters/test_resume.py"
 ERRORS = "tests/chapters/test_errors.py"
 DATA = "tests/faults/test_faults_data.py"
 BROADCAST = "wait_for(dist.broadcast(buffer, src=0, async_op=True))"
-DOCTOR = "tests/tools/test_doctor.py"
+DOCTOR = "tests/doctor/test_doctor.py"
+CASES = "tests/doctor/test_cases.py::test_case"
 # By the test that notices them: what is lost, in how many files at least, and the patch.
 # fmt: off
 PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
@@ -270,7 +271,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_same_bits": [
         ("the doctor draws no random number", 1,
-         "gradients = [p.grad for p", "__import__('torch').rand(1); gradients = [p.grad for p"),
+         "self.find_unhooked(parameters)", "torch.rand(1)"),
     ],
     f"{DOCTOR}::test_nothing_in_a_right_script": [
         ("the doctor knows an evaluation", 1,
@@ -285,7 +286,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_fault_is_found[no_averaging]": [
         ("the doctor compares gradients", 1,
-         "            if theirs and differ(ranks[0]", "            if False and differ(ranks[0]"),
+         "if differ(mine, rank.figures[what][n])", "if False"),
     ],
     f"{DOCTOR}::test_fault_is_found[equal_randomness:drawn]": [
         ("the doctor knows batches drawn by hand", 1,
@@ -293,11 +294,62 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_no_false_alarm[batch-divided]": [
         ("the doctor sees that a batch is divided", 1,
-         "return  # by the number of ranks, most likely", "pass"),
+         "return None  # by the number of ranks, most likely", "pass"),
     ],
     f"{DOCTOR}::test_fault_is_found[same_order]": [
         ("the doctor compares epochs", 1,
          " and order == before.keys()[:count]:", " and False:"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[unequal_targets:names]": [
+        ("the doctor compares how names are numbered", 1, "theirs[2] != numbers", "False"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[unequal_targets]": [
+        ("the doctor compares targets", 1, "len(others) >= RENUMBERED", "False"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[overlapping_samples:workers]": [
+        ("the doctor counts what workers repeat", 1, "min(repeated) > 0.9", "False"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[equal_randomness:epochs]": [
+        ("the doctor knows generators of data sets", 1,
+         "generators(fetcher.dataset)", "generators()"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[mean_of_means]": [
+        ("the doctor sees a mean of means", 1, "if len(set(counts)) > 1 else []", "[:0]"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[clipped:averaged]": [
+        ("the doctor knows when gradients were clipped", 1,
+         "elif size and summed", "elif summed < 0"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[schedule]": [
+        ("the doctor counts a scheduler's steps", 1, "if min(turns) > 1:", "if False:"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[untrained]": [
+        ("the doctor sees weights that stay", 1,
+         "if all(figures == weights[0] for figures in weights):", "if False:"),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[joined-over-unequal-shares]": [
+        ("the doctor knows Join", 1, 'notes.event("join")', "None"),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[local-SGD]": [
+        ("the doctor knows local SGD", 1, "if averages_weights(ranks):", "if False:"),
+    ],
+    f"{CASES}[lightly_barlow]": [
+        ("the doctor follows a loss", 1, "notes.call(self.follow, func, args, result)", "pass"),
+    ],
+    f"{CASES}[pytorch_moved]": [
+        ("the doctor knows DDP's hooks", 1,
+         "self.wrapped[id(p)][0] is not node(p)", "False"),
+    ],
+    f"{CASES}[loongforge_no_sync]": [
+        ("the doctor sees no_sync come too late", 1, "ddp.require_forward_param_sync:", "False:"),
+    ],
+    f"{CASES}[fsdp2_late_wrap]": [
+        ("the doctor reads no freed memory", 1,
+         "values.untyped_storage().size() < values.numel()", "False"),
+    ],
+    f"{CASES}[lightning_augmentation]": [
+        ("the doctor compares streams, not seeds", 1, "state[8:] if len(state) > 16", "state[0:]"
+         " if len(state) > 16"),
     ],
 }
 # fmt: on
@@ -305,7 +357,8 @@ MUTATIONS = [Mutation(*patch, test) for test, patches in PATCHES.items() for pat
 
 
 def files_of(root: Path) -> list[Path]:
-    return [*sorted(root.glob("0[1-7]_*/main.py")), root / "tools/doctor.py"]
+    rooms = sorted((root / "tools/doctor").rglob("*.py"))
+    return [*sorted(root.glob("0[1-7]_*/main.py")), *rooms]
 
 
 def pytest(root: Path, arguments: str) -> tuple[int, str]:

@@ -27,6 +27,7 @@ RESULTS = ROOT / "docs/assets/results/cases"
 DOCTOR = [sys.executable, ROOT / "tools/doctor"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TORCHRUN += ["--standalone", "--nproc-per-node", "2"]
+KNOWN_NOTES = {"learning_rate"}  # said of mended programs too
 BRANCHES = re.compile(r"^( *)if MENDED:\n((?:\1 .*\n|\n)+)(?:\1else:\n((?:\1 .*\n|\n)+))?", re.M)
 
 
@@ -78,8 +79,10 @@ def launched(case: Case, words: list, folder: Path, **environment: str) -> dict:
     command = ["env", "-C", folder, *words]
     quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **environment}
     ended = run_timed([command], quiet, 200, log)["failed"]
-    errors = re.findall(r"^(?:\[rank\d\]: )?(\w*Error: .+)", log.read_text(errors="replace"), re.M)
-    return {"failed": ended and (errors or [ended])[0]}
+    text = log.read_text(errors="replace")
+    errors = re.findall(r"^(?:\[rank\d\]: )?(\w*Error: .{,300})", text, re.M)
+    signals = re.findall(r"traceback : (Signal \d+ \(\w+\))", text)
+    return {"failed": ended and (errors + signals + [ended])[0]}
 
 
 def script(case: Case) -> Path:
@@ -148,6 +151,55 @@ def by_traincheck(case: Case, folder: Path, tools: Path) -> dict:
     return {"rules": count, "broken": len(only), "by_chance": chance, "first": only[:10]}
 
 
+WORDS = {
+    "en": {
+        "head": "Case | by itself | DETAIL | traincheck | doctor",
+        "nothing": "nothing",
+        "hang": "waits, then a time-out",
+        "both": "crashes, mended too",
+        "rules": "{broken} of {rules} rules broken",
+        "failed": "does not run",
+        "unmeasured": "not run",
+    },
+    "zh": {
+        "head": "案例 | 单独运行 | DETAIL | traincheck | doctor",
+        "nothing": "没有发现",
+        "hang": "一直等，直到超时",
+        "both": "崩溃，改好的也一样",
+        "rules": "{rules} 条规则中违反 {broken} 条",
+        "failed": "跑不起来",
+        "unmeasured": "没有运行",
+    },
+}
+
+
+def table(cases: dict[str, dict], language: str) -> str:
+    """What each has said, for the page."""
+    words = WORDS[language]
+
+    def by_level(row: dict, level: str) -> str:
+        faulty, mended = row[f"{level}-faulty"], row[f"{level}-mended"]
+        if faulty and mended:
+            return words["both"]
+        if not faulty:
+            return words["nothing"]
+        return words["hang"] if re.search("[Tt]imed out|closed", faulty) else f"`{faulty:.60}`"
+
+    lines = [f"| {words['head']} |", "| --- | --- | --- | --- | --- |"]
+    for name, row in cases.items():
+        rules = row.get("traincheck", {"failed": None})
+        if "failed" in rules:
+            rules_said = words["failed"] if rules["failed"] else words["unmeasured"]
+        else:
+            rules_said = words["rules"].format(**rules) if rules["broken"] else words["nothing"]
+        notes = KNOWN_NOTES - {read_case(CASES / f"{name}.py").finding}
+        found = [f"`{one['id']}`" for one in row["doctor"]["faulty"] if one["id"] not in notes]
+        said = [by_level(row, "off"), by_level(row, "detail"), rules_said]
+        said.append(", ".join(dict.fromkeys(found)) or words["nothing"])
+        lines.append(f"| [{name}](#{name}) | {' | '.join(said)} |")
+    return "<!-- comparison -->\n" + "\n".join(lines) + "\n"
+
+
 def versions(tools: Path | None) -> dict[str, str]:
     def of(python: str | Path, *packages: str) -> list[str]:
         code = f"from importlib.metadata import version\nfor p in {packages}: print(version(p))"
@@ -194,6 +246,9 @@ def main() -> None:
             cases = {name: written[name] for name in known if name in written}
             text = json.dumps({"versions": versions(args.traincheck), "cases": cases}, indent=1)
             file.write_text(text + "\n")
+            for language in WORDS:
+                page = RESULTS / f"comparison.{language}.md"
+                page.write_text(table(cases, language))
 
 
 if __name__ == "__main__":
