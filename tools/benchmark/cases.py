@@ -126,8 +126,9 @@ def by_traincheck(case: Case, folder: Path, tools: Path) -> dict:
         command = ["env", "-C", folder, tools / f"traincheck-{tool}", *words]
         path = {"PATH": f"{tools}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
         log = folder / f"{tool}-{len(list(folder.glob('*.log')))}.log"
-        if run_timed([command], path, 600, log)["failed"]:
-            raise RuntimeError(f"traincheck-{tool} failed")
+        failed = run_timed([command], path, 600, log)["failed"]
+        if failed and tool != "collect":  # what is collected may fail itself
+            raise RuntimeError(f"traincheck-{tool}: {failed}")
         return log.read_text(errors="replace")
 
     rules = ["-i", "invariants.json"]
@@ -183,7 +184,11 @@ def table(cases: dict[str, dict], language: str) -> str:
             return words["both"]
         if not faulty:
             return words["nothing"]
-        return words["hang"] if re.search("[Tt]imed out|closed", faulty) else f"`{faulty:.60}`"
+        return (
+            words["hang"]
+            if re.search("[Tt]imed out|timeout|closed|reset", faulty)
+            else f"`{faulty:.60}`"
+        )
 
     lines = [f"| {words['head']} |", "| --- | --- | --- | --- | --- |"]
     for name, row in cases.items():

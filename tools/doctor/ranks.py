@@ -9,7 +9,7 @@ from pathlib import Path
 from .recorder.notes import is_library
 
 STILL = 60  # seconds without an event: then a rank counts as waiting for ever
-WAITED = "[Tt]imed out|Connection (closed|reset)"  # errors of a rank that waited in vain
+WAITED = "[Tt]imed out|timeout|Connection (closed|reset)"  # errors of a rank that waited in vain
 
 
 @dataclass(eq=False)
