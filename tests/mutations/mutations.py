@@ -309,7 +309,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{DOCTOR}::test_fault_is_found[overlapping_samples:workers]": [
         ("the doctor counts what workers repeat", 1, "min(repeated) > 0.9", "False"),
     ],
-    f"{DOCTOR}::test_fault_is_found[equal_randomness:epochs]": [
+    f"{CASES}[torchsig_workers]": [
         ("the doctor knows generators of data sets", 1,
          "generators(fetcher.dataset)", "generators()"),
     ],
