@@ -9,7 +9,6 @@ Doctor: overlapping_samples at dataset, batch_size=4
 """
 
 import sys
-import time
 from collections.abc import Iterator
 
 import torch
@@ -19,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 MENDED = "--mended" in sys.argv
+START = 1_784_000_000  # theirs was time.time(), so each run overlapped in another way
 
 
 def cycle(dataloader: DataLoader) -> Iterator[torch.Tensor]:
@@ -41,7 +41,7 @@ class Trainer:
         if MENDED:
             sampler_seed = seed
         else:
-            sampler_seed = int(time.time()) % 2**31 * dist.get_rank()
+            sampler_seed = START * dist.get_rank()
         sampler = DistributedSampler(dataset, seed=sampler_seed, drop_last=True)
         self.dataloader = cycle(DataLoader(dataset, batch_size=4, sampler=sampler))
 

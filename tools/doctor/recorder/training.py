@@ -35,13 +35,11 @@ class Training:
         self.backwards = 0
 
     def before_step(self, optimizer: object) -> None:
-        if not self.done:
-            return
         trace.end()
-        if self.steps == 0:
+        if self.steps == 0 and self.done:
             self.first_step(optimizer)
 
-        self.done = False
+        self.done = False  # inside it, Horovod's calls this again, with averaged gradients
         if self.due() and not capturing():
             parameters = parameters_of(optimizer)
             figures.write("weights", self.steps, figures_of(parameters))

@@ -1,0 +1,83 @@
+"""LibreYOLO/libreyolo pull 605, 2026-07-14: every rank writes predictions.json.
+
+https://github.com/LibreYOLO/libreyolo/pull/605
+Every rank ran the pose validation, wrote its predictions into the same file and read them back
+for the score. Ranks write over each other, and a reader may find any part of it. It was noticed
+when reading failed: "Expecting ',' delimiter: line 1 column 47009224".
+Mended as the project did: only rank 0 validates.
+Doctor: shared_file at open("predictions.json", "w")
+"""
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+MENDED = "--mended" in sys.argv
+
+
+class PoseValidator:
+    def __init__(self, model: nn.Module, dataset: TensorDataset) -> None:
+        self.model = model
+        self.dataset = dataset
+
+    def run(self) -> float | None:
+        keypoints = torch.cat([self.model(image) for image, _ in DataLoader(self.dataset, 8)])
+        with open("predictions.json", "w") as file:
+            json.dump(keypoints.tolist(), file)
+        return self.evaluate()
+
+    def evaluate(self) -> float | None:
+        try:
+            with open("predictions.json") as file:
+                predictions = torch.tensor(json.load(file))
+        except json.JSONDecodeError as error:
+            print(f"pose validation failed: {error}")
+            return None
+        distances = (predictions - self.dataset.tensors[1]).norm(dim=1)
+        return (distances < 0.5).float().mean().item()
+
+
+class PoseTrainer:
+    def __init__(self, train_set: TensorDataset, val_set: TensorDataset) -> None:
+        sampler = DistributedSampler(train_set)
+        self.train_loader = DataLoader(train_set, batch_size=8, sampler=sampler)
+        self.model = DistributedDataParallel(nn.Linear(12, 2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        self.validator = PoseValidator(self.model.module, val_set)
+
+    def train(self, epochs: int) -> None:
+        for epoch in range(epochs):
+            self.train_loader.sampler.set_epoch(epoch)
+            for image, target in self.train_loader:
+                loss = mse_loss(self.model(image), target)
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+            self.validate_epoch(epoch)
+
+    @torch.no_grad()
+    def validate_epoch(self, epoch: int) -> None:
+        if MENDED:
+            validates = dist.get_rank() == 0
+        else:
+            validates = True
+        if validates:
+            score = self.validator.run()
+            print(f"rank {dist.get_rank()}, epoch {epoch}: {score}")
+        dist.barrier()
+
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+images = torch.randn(96, 12)
+poses = images @ torch.randn(12, 2)
+train_set = TensorDataset(images[:64], poses[:64])
+val_set = TensorDataset(images[64:], poses[64:])
+PoseTrainer(train_set, val_set).train(epochs=2)
+dist.destroy_process_group()
