@@ -1,10 +1,11 @@
 """RuiningLi/particulate issue 22, 2026-08-24: the cosine schedule rises again, several times.
 
 https://github.com/RuiningLi/particulate/issues/22
-On 8 GPUs accelerate steps the prepared scheduler 8 times for each optimizer step, so a cosine of
-100k steps repeats "instead of decaying once" and ends at its peak. Noticed by reading; two full
-runs measured it: gIoU 0.717 with the fault, 0.731 without, so it does not explain the released
-0.838. The authors have not answered; mended here by accelerate's own switch for such programs.
+On 8 GPUs accelerate stepped the prepared scheduler 8 times for each optimizer step, so the cosine
+of 100k steps repeats "instead of decaying once"; it ends at its peak. Two full runs measured it:
+gIoU 0.717 with the fault and 0.731 without, so it does not explain the 0.838 of the released
+checkpoint. The authors have not answered. Mended here by accelerate's own switch for a program
+that counts its steps itself.
 Doctor: schedule at CosineAnnealingLR(optimizer
 """
 
