@@ -67,6 +67,29 @@ RIGHT = {
         "    for _ in range(4):\n"
         "        images, targets = train_set[torch.randint(len(train_set), (8,))]\n",
     ),
+    "all batches in a list": (
+        LOOP, "    batches = list(loader)\n    for images, targets in batches:\n",
+    ),
+    "a stream divided by rank and worker": (
+        "train_set = TensorDataset(images[:70], targets[:70])",
+        "pool = [*zip(images[:64], targets[:64])]\n"
+        "class Stream(torch.utils.data.IterableDataset):\n"
+        "    def __iter__(self):\n"
+        "        place = rank * 2 + torch.utils.data.get_worker_info().id\n"
+        "        return iter(pool[place :: world_size * 2])\n"
+        "train_set = Stream()",
+        f"sampler = {SAMPLER}\n", "", EPOCH, "",
+        "batch_size=8, sampler=sampler", "batch_size=8, num_workers=2",
+    ),
+    "a sweep": (  # each rank trains a model of its own, on all samples
+        "ddp = DDP(model)\n", "ddp = model\n",
+        "0.1 * world_size", "0.1 * (1 + rank)",
+        SAMPLER, "torch.utils.data.RandomSampler(train_set)", EPOCH, "",
+        "    for buffer in model.buffers():\n        dist.broadcast(buffer, 0)\n", "",
+        "in val_loader:", "in DataLoader(val_set, batch_size=8):",
+        "    dist.all_reduce(totals)\n", "",
+        "    if rank == 0:\n", "    if True:\n", '"checkpoint.pt"', 'f"checkpoint-{rank}.pt"',
+    ),
     "batch divided": (
         f"sampler = {SAMPLER}\n", f"batch_size = 16\nsampler = {SAMPLER}\n",
         "batch_size=8, sampler", "batch_size=batch_size // world_size, sampler",

@@ -48,8 +48,8 @@ def parse_args() -> argparse.Namespace:
         parser.error("no command: type your launch line after it, such as torchrun … train.py")
     if args.steps < 0 or args.seconds < 0:
         parser.error("--steps and --seconds are numbers above 0")
-    if args.json and not Path(args.json).absolute().parent.is_dir():
-        parser.error(f"--json {args.json}: there is no such folder")
+    if args.json and not os.access(Path(args.json).absolute().parent, os.W_OK):
+        parser.error(f"--json {args.json}: there is no folder that can be written")
     unknown = [name for name in args.allow.split(",") if args.allow and name not in FINDINGS]
     if unknown:
         names = ", ".join(name for name in FINDINGS if ":" not in name)

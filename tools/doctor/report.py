@@ -103,10 +103,9 @@ class Report:
         self.not_checked: dict[str, str] = {}
         self.checked: list[str] = []
         self.all_ranks = True  # or only those of one machine of several
-        self.sweep = False  # each rank trains a model of its own
+        self.mild = False  # findings are only notes, whatever FINDINGS says
 
     def find(self, name: str, at: list | None, /, mild: bool = False, **values: object) -> None:
-        """mild: only a note, whatever FINDINGS says."""
         which = name.split(":")[0]
         if self.has(which):
             return
@@ -114,7 +113,7 @@ class Report:
         severity, page = FINDINGS.get(name, FINDINGS[which])
         if which in self.allowed:
             advice = self.say("allowed")
-        if mild or which in self.allowed:
+        if mild or self.mild or which in self.allowed:
             severity = "note"
         page = f"docs/{self.language}/{page}"
         file, line = at or (None, None)

@@ -43,14 +43,15 @@ def judge(ranks: list[Rank], report: Report) -> None:
     if any(len(group) == 1 for group in groups):
         groups = [ranks]  # one that crashed before it had a model, or no DDP
     report.all_ranks = len(ranks) == ranks[0].world
-    report.sweep = sweeps(ranks)
 
     for rank in ranks:
         if rank.trouble:
             report.skip("all", f"{report.say('recorder')}: {rank.trouble}")
 
     for check, *names in (*CHECKS, *CHECKS_OF_ALL):
-        for group in groups if (check, *names) in CHECKS else [ranks]:
+        between = (check, *names) in CHECKS
+        report.mild = between and sweeps(ranks)
+        for group in groups if between else [ranks]:
             try:
                 why = check(group, report)  # None, or why it could not check
             except Exception as error:

@@ -82,7 +82,7 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
                 if loader["iterable"] or comparable(one, passes[m]):
                     both = listed([ranks[m], ranks[n]])
                     values = {"ranks": both, "epoch": epoch, "count": count}
-                    return report.find("same_samples", at, mild=report.sweep, **values)
+                    return report.find("same_samples", at, **values)
                 return report.skip("same_samples", "files")
     if loader["iterable"]:
         return check_streams(keys, loader, epoch, report)

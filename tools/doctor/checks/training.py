@@ -37,7 +37,7 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
     weights = first_difference(ranks, "weights")
     unhooked = [event for rank in ranks for event in rank.events["unhooked"]]
     if gradients and not averaged:
-        report.find("no_averaging", at, mild=report.sweep, **gradients)
+        report.find("no_averaging", at, **gradients)
     elif weights and weights["step"] == 0:
         report.find("no_averaging:start", at, **weights)
     elif gradients and unhooked:
