@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import time
-from collections import Counter
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -29,39 +28,24 @@ class Job:
         own = {FOLDER: str(self.traces), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         self.process = subprocess.Popen(command, env=os.environ | own, start_new_session=True)
         self.ended = ""  # by what, if not by itself
-        self.read = Counter()  # bytes of a trace that were counted
-        self.steps = Counter()
 
     def wait(self, steps: int, seconds: float) -> None:
-        start = told = time.monotonic()
+        start = time.monotonic()
         while self.process.poll() is None:
             time.sleep(0.2)
-            now = time.monotonic()
-            if seconds and now > start + seconds:
+            if seconds and time.monotonic() > start + seconds:
                 self.ended = "seconds"
                 return
             if steps and self.made(steps):
                 self.ended = "steps"
                 return
-            if now > told + 60 and self.idle() > 60:
-                told = now
-                print("doctor: no step for a minute; Ctrl-C ends it with a verdict", flush=True)
 
     def made(self, steps: int) -> bool:
         """Whether every process that makes steps has made so many."""
-        for path in self.traces.glob("*.jsonl"):
-            with open(path, "rb") as file:
-                file.seek(self.read[path])
-                new = file.read()
-            self.read[path] += len(new)
-            self.steps[path] += new.count(b'{"e": "step"')
-        trained = [count for count in self.steps.values() if count]
+        traces = self.traces.glob("*.jsonl")
+        counts = [path.read_bytes().count(b'{"e": "step"') for path in traces]
+        trained = [count for count in counts if count]
         return bool(trained) and min(trained) >= steps
-
-    def idle(self) -> float:
-        """Seconds since any process wrote."""
-        times = [path.stat().st_mtime for path in self.traces.glob("*.jsonl")]
-        return time.time() - max(times, default=time.time())
 
     def end(self) -> None:
         """Ask, wait, then kill what is left of it, in other sessions too."""
