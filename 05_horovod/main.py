@@ -288,8 +288,6 @@ def build_optimizer(
     args: Namespace, model: Module, checkpoint: dict, device: torch.device
 ) -> SGD:
     """Move the model to its device, make its optimizer; both as in the checkpoint."""
-    if checkpoint:
-        model.load_state_dict(checkpoint["model"])
     model.to(device)  # [dist] not channels_last, which Horovod does not send
 
     optimizer = SGD(model.parameters(), momentum=0.9, weight_decay=args.weight_decay)
@@ -302,6 +300,7 @@ def build_optimizer(
     )
 
     if checkpoint:
+        model.load_state_dict(checkpoint["model"])
         state = optimizer.state_dict()  # with the settings of this command line
         state["state"] = checkpoint["optimizer"]["state"]  # the momentum
         for parameter in state["state"].values():
@@ -354,8 +353,11 @@ def load_checkpoint(args: Namespace) -> dict:
 
     # Without map_location all ranks would load onto GPU 0. Without weights_only the
     # file, which is a pickle, could run any code.
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    arch = checkpoint["args"]["arch"]
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        arch = checkpoint["args"]["arch"]
+    except Exception as error:
+        fail(f"--resume {path} is not a checkpoint of these chapters: {error!r:.40}")
     if args.arch not in (None, arch):
         fail(f"--resume {path} is a {arch}: drop --arch {args.arch}")
     if checkpoint["step_in_epoch"] and not args.evaluate:
@@ -408,9 +410,7 @@ class RunLog:
     def check_loss(self, loss: float) -> None:
         """End the run if the loss, a sum over all ranks, is infinite or nan."""
         if not math.isfinite(loss):
-            saved = self.folder / "checkpoint.pt"
-            last = f", last checkpoint: {saved}" if saved.exists() else ""
-            fail(f"the loss is {loss} at step {self.step}: lower --lr{last}")
+            fail(f"the loss is {loss} at step {self.step}: lower --lr, --resume auto")
 
 
 # ---- training ----

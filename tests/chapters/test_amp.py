@@ -262,7 +262,7 @@ def test_momentum_of_a_checkpoint() -> None:
 
 def test_bf16_counts_no_skips(train: Callable) -> None:
     """Without a scaler nothing is skipped: an overflow ends the run, with the usual line."""
-    line = "04_apex: error: the loss is nan at step 3: lower --lr"
+    line = "04_apex: error: the loss is nan at step 3: lower --lr, --resume auto"
     train("default", "--epochs", 1, bursts=(1,), ends=line)
 
 
