@@ -182,7 +182,7 @@ build() {
     fi
 
     mkdir -p "$(dirname "$folder")"
-    echo "building, which takes minutes; log: $folder.log"
+    echo "building, about 4 minutes on two cores; log: $folder.log"
     (compile) >"$folder.log" 2>&1 || {
         sed '/^Traceback/,$d' "$folder.log" | tail -n 30 >&2  # setup.py's own troubles say nothing
         die "the build failed; its whole log is $folder.log"

@@ -22,12 +22,11 @@ DATA = Path("data", "toy")
 EPOCHS, BATCH_SIZE = 10, 32
 
 
-def call(*words: object) -> None:
+def call(step: str, *words: object) -> None:
     """Run a command in the repository's folder, shown as a reader would type it."""
     shown = " ".join(str(word) for word in words)
-    print(
-        f"\n$ {shown.replace(sys.executable + ' -m torch.distributed.run', 'torchrun')}", flush=True
-    )
+    shown = shown.replace(f"{sys.executable} -m torch.distributed.run", "torchrun")
+    print(f"\n{step}\n$ {shown}", flush=True)
     # A thread per process, as torchrun would choose with a warning: the processes share the CPUs.
     env = {"OMP_NUM_THREADS": "1"} | os.environ
     status = subprocess.call([str(word) for word in words], cwd=ROOT, env=env)
@@ -41,19 +40,20 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
 
     if not (ROOT / DATA).exists():
-        call(sys.executable, "tools/toy_imagenet.py", DATA)
+        call("drawing 2000 JPEG files, 120 MB", sys.executable, "tools/toy_imagenet.py", DATA)
     processes = torch.cuda.device_count() or 2
     # The toy is small: more GPUs share the batch, so that the number of steps stays.
     batch_size = max(BATCH_SIZE // processes, 1) * processes
     run_dir = Path("runs", time.strftime("demo-%Y%m%d-%H%M%S"))
     call(
+        f"training {EPOCHS} epochs on {processes} processes",
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", processes, "02_distributed/main.py", "--data", DATA),
         *("--arch", "resnet18", "--image-size", 64, "--epochs", EPOCHS),
         *("--batch-size", batch_size, "--seed", args.seed),
         *("--output-dir", run_dir),
     )
-    call(sys.executable, "tools/plot.py", run_dir)
+    call("drawing the curve", sys.executable, "tools/plot.py", run_dir)
 
     run = read_run(ROOT / run_dir)
     last = run.eval[-1]

@@ -5,9 +5,10 @@
     python tools/gpu_check.py --only speed --minutes 5   # one group
     python tools/gpu_check.py --device cpu --minutes 2   # the same code on CPUs, small
 
-Prints a line for each check (ok, FAILED, not here: why) and writes gpu.json and gpu.md into --out
-after each of them, so a run that is cut off has kept what it found. Ends with status 1 if a check
-failed. Minutes are shared out by group: a slow group takes nothing from those after it.
+Prints a line for each check (ok, FAILED, cut short, not here: why) and writes gpu.json and gpu.md
+into --out after each of them, so a run that is cut off has kept what it found. Ends with status 1
+if a check failed, or else with 3 if the minutes did not suffice for all. Minutes are shared out by
+group: a slow group takes nothing from those after it.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from processes import end_all, end_on_signals  # noqa: E402
 
 PROBES, BENCHMARK = ROOT / "tools/gpu_probes.py", ROOT / "tools/benchmark/benchmark.py"
 SHARES = {"machine": 1, "chapters": 3, "exactness": 2, "speed": 3}  # of --minutes
+QUIET = 90  # seconds without output after which a program hangs; slow ones go on talking
 PYTHON = [sys.executable, "-u"]
 # What srun would set, for one task on one node.
 SLURM = dict.fromkeys(("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID"), "0")
@@ -48,16 +50,20 @@ class Failed(Exception):
     """What the check found wrong, in one line."""
 
 
+class CutShort(Exception):
+    """The group's minutes are over; nothing was found wrong."""
+
+
 @dataclass
 class Result:
     group: str
     name: str
-    status: str = "not reached"  # or ok, FAILED, not here
-    text: str = "no minutes left"
+    status: str = "cut short"  # or ok, FAILED, not here
+    text: str = "not begun, no minutes left"
     seconds: float = 0.0
     data: dict = field(default_factory=dict)
     command: str = ""
-    output: str = ""  # the end of it, if the check failed
+    output: str = ""  # the end of it, if the check failed or was cut short
 
 
 def rows_of(path: Path) -> list[dict]:
@@ -78,35 +84,39 @@ class Box:
         self.ranks = self.gpus or 2
 
     def run(
-        self, words: list, seconds: float = 120, status: int = 0, env: dict | None = None,
+        self, words: list, status: int = 0, env: dict | None = None, quiet: float = 0,
         when: Callable[[subprocess.Popen], None] = lambda process: None,
     ) -> str:  # fmt: skip
-        """The output of a command, which must end with this status in so many seconds; nothing that
-        it has started outlives it. `when` is called again and again while it runs."""
+        """The output of a command, which must end with this status, and not be quiet for so many
+        seconds; nothing that it has started outlives it. `when` is called again and again."""
         words, mark = list(map(str, words)), uuid.uuid4().hex
         self.command = shlex.join(words).replace(sys.executable, "python").replace(f"{ROOT}/", "")
         environment = os.environ | {"BENCHMARK_RUN": mark} | (env or {})
         if self.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        ends = min(time.monotonic() + seconds, self.deadline)
+        quiet, size, heard = quiet or QUIET, 0, time.monotonic()
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             process = subprocess.Popen(
                 words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                 cwd=self.folder, env=environment, start_new_session=True,
             )  # fmt: skip
             try:
-                while process.poll() is None and time.monotonic() < ends:
+                while late := process.poll() is None:
+                    if (now := time.monotonic()) >= min(heard + quiet, self.deadline):
+                        break
                     when(process)
                     time.sleep(0.05)
-                late = process.poll() is None
+                    if (grown := os.fstat(log.fileno()).st_size) > size:
+                        size, heard = grown, now
             finally:
                 end_all(mark, 0)
                 process.wait()
                 log.seek(0)
                 self.output = log.read()
         if late:
-            used_up = "the group's --minutes are used up, or it hangs"
-            raise Failed(used_up if ends == self.deadline else f"no end in {seconds} s")
+            if now >= heard + quiet:
+                raise Failed(f"hangs: no output for {quiet} s")
+            raise CutShort(f"by --minutes, {now - heard:.0f} s after its last output")
         if process.returncode != status:
             lines = [line for line in self.output.splitlines() if "rror" in line] or ["silent"]
             raise Failed(f"status {process.returncode}, not {status}: {lines[-1].strip()[:200]}")
@@ -144,7 +154,7 @@ class Box:
         sizes += ["--batch-size", (8 if cpu else 32) * ranks, "--epochs", 1, "--print-freq", 1]
         start = [*launcher.get(number, torchrun(ranks)), *main, *sizes, *own, "--output-dir", out]
         env = SLURM | {"SLURM_JOB_ID": str(os.getpid())} if number == "06" else {}
-        self.run([*start, *flags], 150, status, env, when)
+        self.run([*start, *flags], status, env, when=when)
         log = "evaluate.jsonl" if "--evaluate" in flags else "metrics.jsonl"
         path = self.folder / out / log
         return rows_of(path) if path.exists() else []
@@ -354,7 +364,8 @@ def benchmark(box: Box, part: str, head: str, ranks: int, *words: object) -> str
     out = Path(tempfile.mkdtemp(dir=box.folder), "result")
     small = ["--steps", 2, "--image-size", 32, "--batch-size-per-rank", 8, "--arch", "resnet18"]
     words = [*words, *(small if box.device == "cpu" else ["--steps", 20]), "--processes", ranks]
-    box.run([*PYTHON, BENCHMARK, f"--{part}", "--rounds", 2, *words, "--out", out], 400)
+    words = [f"--{part}", "--rounds", 2, *words, "--out", out]
+    box.run([*PYTHON, BENCHMARK, *words], quiet=400)  # it says nothing during a run
     box.data[ranks] = json.loads((out / "benchmark.json").read_text())
     table = box.output[box.output.index(f"| {head} |") :].split("\n\n")[0].splitlines()
     return "; ".join(line.strip("| ") for line in table[2:])
@@ -407,6 +418,9 @@ def perform(box: Box, result: Result, function: Callable[[Box], str]) -> None:
         result.status, result.text = "ok", function(box)
     except NotHere as why:
         result.status, result.text = "not here", str(why)
+    except CutShort as why:
+        result.status, result.text = "cut short", str(why)
+        result.output = box.output[-4000:]
     except Exception as error:  # Failed, or a log that is not as it should be
         kind = "" if isinstance(error, Failed) else f"{type(error).__name__}: "
         result.status, result.text = "FAILED", f"{kind}{error}"
@@ -455,9 +469,9 @@ def main() -> None:
                 results.append(result)
                 write(args.out, head, results)
                 print(f"{result.status:<11} {group}: {name}: {result.text}", flush=True)
-    failed = sum(result.status == "FAILED" for result in results)
-    print(f"{failed} of {len(results)} failed; all of it is in {args.out}/")
-    sys.exit(failed > 0)
+    failed, cut = (sum(r.status == status for r in results) for status in ("FAILED", "cut short"))
+    print(f"{failed} of {len(results)} failed, {cut} cut short; all of it is in {args.out}/")
+    sys.exit(1 if failed else 3 if cut else 0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What gpu_check.py looks at in processes of their own: gpu_probes.py NAME cuda|cpu [WORD ...]
 
-Each prints a line `PROBE {json}`. Those that take a chapter's main.py and its words run it with
+Each prints a line `PROBE {json}`; one that takes long prints others before it, as a program that
+is quiet for long is taken to hang. Those that take a chapter's main.py and its words run it with
 something changed.
 """
 
@@ -124,6 +125,7 @@ def all_reduce(device: str) -> None:
             seconds = (time.perf_counter() - start) / 5
         ranks = dist.get_world_size()
         found[name] = 2 * (ranks - 1) / ranks * size / seconds / 1e9
+        print(name, flush=True)
     tell(**found)
     dist.destroy_process_group()
 
@@ -140,6 +142,8 @@ def memory(device: str) -> None:
     count, used = (20_000 if device == "cuda" else 3_000), []
     for step in range(count):
         chapter.all_reduce_sum(torch.ones(3, device=place))
+        if step % 500 == 0:
+            print(step, flush=True)
         if step in (count // 5, count - 1):
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             own = torch.cuda.memory_allocated() if device == "cuda" else 0

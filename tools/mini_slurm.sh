@@ -81,14 +81,16 @@ install_packages() {
     printf '#!/bin/sh\nexit 101\n' >$policy
     chmod +x $policy
     export DEBIAN_FRONTEND=noninteractive
-    apt-get update -q >&2 || say "apt-get update failed, trying with the lists that are here"
-    apt-get install -q -y --no-install-recommends "${missing[@]}" >&2 ||
+    apt-get update -qq >&2 || say "apt-get update failed, trying with the lists that are here"
+    say "setting up with apt-get: ${missing[*]}; $(LC_ALL=C apt-get install --assume-no \
+        --no-install-recommends "${missing[@]}" |
+        sed -n 's/^Need to get \(.*\) of archives.*/\1/p') to download"
+    apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null ||
         die "apt-get could not install ${missing[*]}"
     # Nor shall the next boot start them.
     if command -v systemctl >/dev/null; then
         for package in "${missing[@]}"; do systemctl -q disable "$package" 2>/dev/null || true; done
     fi
-    say "installed: ${missing[*]}"
 }
 
 need_packages() {

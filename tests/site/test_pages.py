@@ -15,6 +15,7 @@ import pytest
 from harness import CHAPTERS, ROOT
 
 markdown = pytest.importorskip("markdown", reason="needs requirements-dev.txt")
+pytest.importorskip("pymdownx.blocks", reason="needs requirements-dev.txt")  # not with tensorboard
 
 from tools.site import check_twins, codealong, source  # noqa: E402
 from tools.site.diffs import hunks  # noqa: E402

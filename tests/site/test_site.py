@@ -15,6 +15,7 @@ import pytest
 from harness import CHAPTERS, ROOT, run
 
 pytest.importorskip("playwright", reason="needs requirements-dev.txt")
+pytest.importorskip("mkdocs", reason="needs requirements-dev.txt")
 from click import ClickException as Abort
 from mkdocs.commands.build import build
 from mkdocs.config import load_config

@@ -15,10 +15,12 @@ need() {  # COMMAND PACKAGE
     command -v "$1" >/dev/null || packages+=("$2")
 }
 apt_install() {  # PACKAGE...
-    echo "installing with apt-get: $*"
     apt-get -qq update
-    DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends "$@"
-} >&2
+    echo "setting up with apt-get: $*; $(LC_ALL=C apt-get install --assume-no \
+        --no-install-recommends "$@" | sed -n 's/^Need to get \(.*\) of archives.*/\1/p') to download"
+    DEBIAN_FRONTEND=noninteractive \
+        apt-get -qq install --yes --no-install-recommends "$@" >/dev/null
+}
 has_browser() {
     command -v chromium || command -v chromium-browser || command -v google-chrome
 } >/dev/null
@@ -26,13 +28,14 @@ has_browser() {
 if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
     need g++ g++
     need cmake cmake
-    [[ ${#packages[@]} -eq 0 ]] || apt_install "${packages[@]}" >/dev/null ||
+    [[ ${#packages[@]} -eq 0 ]] || apt_install "${packages[@]}" ||
         missing+=("${packages[*]}: Horovod cannot be built")
 else
     missing+=("Slurm, for which it must be root on Debian or Ubuntu: chapter 06 under srun")
 fi
 
 # Minutes of compiling, unless a wheel is in the user's cache; meanwhile the others are installed.
+echo "setting up Horovod: its wheel from an earlier time, or 4 minutes of compiling on two cores"
 log=$(mktemp)
 PYTHON=$PYTHON setsid bash 05_horovod/install.sh >"$log" 2>&1 &
 horovod=$!  # the leader of a group, with all its compilers in it
@@ -45,7 +48,7 @@ if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
         need shellcheck shellcheck
         has_browser || packages+=(chromium)
         [[ $(fc-list 2>/dev/null) == *CJK* ]] || packages+=(fonts-noto-cjk)
-        [[ ${#packages[@]} -eq 0 ]] || apt_install "${packages[@]}" >/dev/null ||
+        [[ ${#packages[@]} -eq 0 ]] || apt_install "${packages[@]}" ||
             missing+=("${packages[*]}: the documentation in a browser")
     fi
 elif [[ $tier == test ]]; then
