@@ -98,7 +98,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{ERRORS}::test_refused[02_distributed-resume_torn]": [
         ("the line for a torn checkpoint", 7,
-         "    except Exception as error:\n        fail(", "    except ValueError as error:\n        fail("),
+         "    except Exception as error:\n        fail(",
+         "    except ValueError as error:\n        fail("),
     ],
     f"{RESUME}::test_bit_for_bit[01_dataparallel-2]": [
         ("workers that live one epoch", 7,
@@ -290,7 +291,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_fault_is_found[no_averaging]": [
         ("the doctor compares gradients", 1,
-         "if differ(mine, rank.figures[what][n])", "if False"),
+         "and differ(mine, rank.figures[what][n]):", "and False:"),
     ],
     f"{DOCTOR}::test_fault_is_found[equal_randomness:drawn]": [
         ("the doctor knows batches drawn by hand", 1,

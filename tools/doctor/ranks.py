@@ -69,7 +69,6 @@ class Rank:
     model: dict = field(default_factory=dict)
     device: dict = field(default_factory=dict)
     group: str = ""  # the name of the group of all ranks
-    trouble: str = ""  # of the recorder
     passes: dict[int, Pass] = field(default_factory=dict)
     steps: list[dict] = field(default_factory=list)
     figures: dict[str, dict] = field(default_factory=lambda: defaultdict(dict))
@@ -92,6 +91,9 @@ class Rank:
         called = self.events["collective"]
         return sum(e["size"] for e in called if start <= e["place"] < end)
 
+    def trained(self) -> list[Pass]:
+        return [one for passes in self.training().values() for one in passes]
+
     def training(self) -> dict[str, list[Pass]]:
         """Passes with steps, by the line of their loader; the last may have none yet."""
         passes = list(self.passes.values())
@@ -111,8 +113,7 @@ class Rank:
 
     def evaluations(self) -> dict[tuple, list[Pass]]:
         """Passes that show a set once: by the steps before them, and their number there."""
-        training = [one for passes in self.training().values() for one in passes]
-        trained = {one.loader["id"] for one in training}
+        trained = {one.loader["id"] for one in self.trained()}
         found = defaultdict(list)
         for one in self.passes.values():
             early = self.steps and not one.place  # one that only looks at the data
@@ -149,9 +150,8 @@ def read_process(path: Path) -> Rank:
         if kind in ("process", "model", "device"):
             setattr(rank, kind, event)
         elif kind == "rank":
-            rank.rank = event["rank"]
-            rank.world = event["world"]
-            rank.group = event["group"]
+            for name in ("rank", "world", "group"):
+                setattr(rank, name, event[name])
         elif kind == "loader":
             loaders[event["id"]] = event
         elif kind == "pass":
@@ -182,8 +182,6 @@ def read_process(path: Path) -> Rank:
                 evaluated.reduced.append(event)
         elif kind == "figures":
             rank.figures[event["what"]][event["n"]] = event["values"]
-        elif kind == "trouble":
-            rank.trouble = event["text"].splitlines()[-1]
         elif kind == "exit":
             rank.ended = event
 

@@ -1,5 +1,6 @@
 """Findings and what could not be checked, in the words of one language (words/)."""
 
+import configparser
 import os
 import pkgutil
 from collections import defaultdict
@@ -26,11 +27,8 @@ FINDINGS = {
     "clipped": ("wrong result", "convert.md#step-4"),
     "no_sync": ("wasted", "convert.md#step-4"),
     "schedule": ("wrong result", "concepts.md#learning-rate"),
-    "schedule:again": ("note", "concepts.md#learning-rate"),
-    "schedule:slow": ("note", "concepts.md#learning-rate"),
     "learning_rate": ("note", "concepts.md#learning-rate"),
     "equal_randomness": ("wasted", "convert.md#random"),
-    "equal_randomness:drawn": ("note", "convert.md#random"),
     "wrong_evaluation": ("wrong result", "convert.md#step-6"),
     "wrong_evaluation:everyone": ("wasted", "convert.md#step-6"),
     "mean_of_means": ("note", "convert.md#step-6"),
@@ -38,8 +36,7 @@ FINDINGS = {
     "collective_order": ("hang ahead", "concepts.md#collective-rule"),
     "collective_order:still": ("hang ahead", "troubleshooting.md#hang-causes"),
     "shared_file": ("wrong result", "convert.md#step-7"),
-    "wrapped_keys": ("note", "convert.md#resume"),
-    "wrapped_keys:loaded": ("wrong result", "convert.md#resume"),
+    "wrapped_keys": ("wrong result", "convert.md#resume"),
     "shared_gpu": ("wasted", "convert.md#step-1"),
     "slow_step": ("slow", "troubleshooting.md#slow-input"),
 }
@@ -47,17 +44,10 @@ FINDINGS = {
 
 def read_words(language: str) -> dict[str, list[str]]:
     """Name -> its lines in the language's file."""
-    words = {}
-    lines = []
     text = pkgutil.get_data(__package__, f"words/{language}.txt").decode()
-    for line in text.splitlines():
-        name, sign, first = line.partition(" = ")
-        if line.startswith(" "):
-            lines.append(line.strip())
-        elif sign:
-            lines = [first]
-            words[name] = lines
-    return words
+    parser = configparser.ConfigParser(delimiters="=", interpolation=None)
+    parser.read_string(f"[words]\n{text}")
+    return {name: value.split("\n") for name, value in parser["words"].items()}
 
 
 @dataclass

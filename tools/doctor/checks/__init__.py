@@ -45,8 +45,9 @@ def judge(ranks: list[Rank], report: Report) -> None:
     report.all_ranks = len(ranks) == ranks[0].world
 
     for rank in ranks:
-        if rank.trouble:
-            report.skip("all", f"{report.say('recorder')}: {rank.trouble}")
+        for event in rank.events["trouble"]:
+            text = event["text"]
+            report.skip("all", f"{report.say('recorder')}: {text}")
 
     for check, *names in (*CHECKS, *CHECKS_OF_ALL):
         between = (check, *names) in CHECKS

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from ..ranks import Pass, Rank
 from ..report import Report, listed
@@ -25,12 +25,11 @@ def check_samples(ranks: list[Rank], report: Report) -> str | None:
             check_targets(lists, report)
         for epoch, passes in enumerate(zip(*lists, strict=False)):
             check_shares(ranks, passes, epoch + 1, report)
-    for by in trained:
-        for passes in by.values():
-            for before, now in zip(passes, passes[1:], strict=False):
-                check_order(before, now, report)
 
-    if not any(len(passes) > 1 for by in trained for passes in by.values()):
+    again = [pair for by in trained for passes in by.values() for pair in pairwise(passes)]
+    for before, now in again:
+        check_order(before, now, report)
+    if not again:
         report.skip("same_order", "epoch")
     return None
 
@@ -62,8 +61,9 @@ def check_targets(lists: list[list[Pass]], report: Report) -> None:
         pairs = {(mine[key], theirs[key]) for key in common}
         others = {key for key in common if mine[key] != theirs[key]}
         # The same classes in another order; indices into other files give any pairs.
-        order = [{pair[side] for pair in pairs} for side in (0, 1)]
-        if len(others) >= RENUMBERED and order[0] == order[1] and len(pairs) == len(order[0]):
+        classes = dict(pairs)
+        reordered = len(classes) == len(pairs) and classes.keys() == set(classes.values())
+        if len(others) >= RENUMBERED and reordered:
             key = min(others)
             values = {"key": key, "one": mine[key], "other": theirs[key]}
             return report.find("unequal_targets", lists[0][0].loader["at"], **values)
@@ -74,16 +74,15 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
     loader = passes[0].loader
     at = loader["at"]
     keys = [one.keys() for one in passes]
-    for n, one in enumerate(passes):
-        for m in range(n):
-            count = min(len(keys[n]), len(keys[m]))
-            same = count > 1 and keys[n][:count] == keys[m][:count]
-            if same and len(set(keys[n][:count])) > 1:
-                if loader["iterable"] or comparable(one, passes[m]):
-                    both = listed([ranks[m], ranks[n]])
-                    values = {"ranks": both, "epoch": epoch, "count": count}
-                    return report.find("same_samples", at, **values)
-                return report.skip("same_samples", "files")
+    for m, n in combinations(range(len(passes)), 2):
+        count = min(len(keys[m]), len(keys[n]))
+        part = keys[m][:count]
+        if len(set(part)) > 1 and part == keys[n][:count]:
+            if loader["iterable"] or comparable(passes[m], passes[n]):
+                both = listed([ranks[m], ranks[n]])
+                values = {"ranks": both, "epoch": epoch, "count": count}
+                return report.find("same_samples", at, **values)
+            return report.skip("same_samples", "files")
     if loader["iterable"]:
         return check_streams(keys, loader, epoch, report)
 
@@ -159,14 +158,15 @@ def comparable(one: Pass, other: Pass) -> bool:
 
 def check_randomness(ranks: list[Rank], report: Report) -> str | None:
     """Do ranks draw the same random numbers, and does anything draw?"""
-    trained = [[one for passes in rank.training().values() for one in passes] for rank in ranks]
+    trained = [rank.trained() for rank in ranks]
     # A new pass draws a seed for its workers, equal or not: only steps of one pass are asked.
     short = [passes for passes in trained if passes and passes[0].steps < 2]
     if short or any(len(rank.steps) < 2 for rank in ranks):
         return "batches"
     if stream := equal_stream([rank.steps for rank in ranks]):
         if not any(trained):
-            return report.find("equal_randomness:drawn", ranks[0].steps[0]["at"], name=stream)
+            at = ranks[0].steps[0]["at"]
+            return report.find("equal_randomness:drawn", at, mild=True, name=stream)
         return report.find("equal_randomness", trained[0][0].loader["at"], name=stream)
     return check_items(ranks, trained, report)
 

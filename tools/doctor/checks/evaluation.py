@@ -1,13 +1,13 @@
 """Which samples are evaluated, with which statistics, and what is reported."""
 
-import ast
+import linecache
 import re
 from collections import Counter
 
 from ..ranks import Pass, Rank
 from ..report import Report, listed
 from .data import CHOSEN, comparable
-from .training import differ, nodes
+from .training import differ
 
 RANKS = "world|n_?procs|num_(gpus|replicas)|get_world_size"  # what their number is called
 
@@ -36,6 +36,7 @@ def check_coverage(phase: list[list[Pass]], report: Report) -> None:
         return report.skip("wrong_evaluation", "files")
 
     counts = Counter()
+    parts = {}
     everyone = True
     for passes in zip(*phase, strict=False):
         keys = [one.keys() for one in passes]
@@ -43,15 +44,10 @@ def check_coverage(phase: list[list[Pass]], report: Report) -> None:
         everyone = everyone and same
         for part in keys[:1] if same else keys:
             counts.update(part)
-    size = 0
-    for passes in zip(*phase, strict=False):
-        parts = {one.loader["subset"]: one.loader for one in passes}
-        size += sum(loader["length"] for loader in parts.values())
-        whole = parts.get("")  # no Subset: any other is a part of it
-        if whole:
-            size = whole["root"]
-            break
+        parts.update((one.loader["subset"], one.loader["length"]) for one in passes)
 
+    # The name "" is no Subset: any other is a part of it.
+    size = parts.get("") or sum(parts.values())
     twice = sum(counts.values()) - len(counts)
     missing = size - len(counts)
     at = loaders[0]["at"]
@@ -87,10 +83,8 @@ def check_average(phase: list[list[Pass]], report: Report) -> None:
 def divides_by_ranks(at: list) -> bool:
     """Whether there is a division by the number of ranks in the lines below."""
     file, line = at
-    near = [node for node in nodes(file) if 0 <= getattr(node, "lineno", 0) - line < 6]
-    divisions = [node for node in near if isinstance(getattr(node, "op", None), ast.Div)]
-    divisors = [node.right if isinstance(node, ast.BinOp) else node.value for node in divisions]
-    return any(re.search(RANKS, ast.unparse(divisor)) for divisor in divisors)
+    near = linecache.getlines(file)[line - 1 : line + 5]
+    return any(re.search(rf"/[^/#]*({RANKS})", text) for text in near)
 
 
 def check_buffers(ranks: list[Rank], report: Report) -> str | None:
@@ -100,11 +94,12 @@ def check_buffers(ranks: list[Rank], report: Report) -> str | None:
     found = [rank for rank in ranks if rank.figures["buffers"]]
     if len(found) < 2:
         return "buffers"
+    first = found[0]
+    by_place = {first.passes[n].place: values for n, values in first.figures["buffers"].items()}
     for rank in found[1:]:
-        for number, values in rank.figures["buffers"].items():
-            one = rank.passes[number]
-            for other, theirs in found[0].figures["buffers"].items():
-                if found[0].passes[other].place == one.place and differ(values, theirs):
-                    who = listed([found[0], rank])
-                    return report.find("unequal_buffers", one.loader["at"], ranks=who)
+        for n, values in rank.figures["buffers"].items():
+            one = rank.passes[n]
+            if differ(values, by_place.get(one.place, values)):
+                who = listed([first, rank])
+                return report.find("unequal_buffers", one.loader["at"], ranks=who)
     return None

@@ -1,22 +1,25 @@
 """GPUs that are shared, and time that is lost."""
 
+from itertools import permutations
+
 from ..ranks import Rank
 from ..report import Report, listed
 
 
 def check_devices(ranks: list[Rank], report: Report) -> str | None:
     """Are there two ranks on a GPU, or memory of a rank on another's?"""
-    mine = [(rank.process.get("host"), rank.device.get("own")) for rank in ranks]
-    if not any(own for _, own in mine):
+    using = [rank for rank in ranks if rank.device]
+    if not using:
         return "cpu"
     at = ranks[0].model.get("at")
-    for n, place in enumerate(mine):
-        if place[1] and place in mine[:n]:
-            both = listed([ranks[mine.index(place)], ranks[n]])
-            return report.find("shared_gpu", at, ranks=both)
-        others = {own for host, own in mine if host == place[0]} - {place[1]}
-        if others & set(ranks[n].device.get("used", [])):
-            return report.find("shared_gpu:memory", at, other=ranks[n].rank)
+    for one, other in permutations(using, 2):
+        own = other.device["own"]
+        if one.process["host"] != other.process["host"]:
+            continue
+        if one.device["own"] == own:
+            return report.find("shared_gpu", at, ranks=listed([one, other]))
+        if own in one.device["used"]:
+            return report.find("shared_gpu:memory", at, other=one.rank)
     return None
 
 
@@ -26,7 +29,7 @@ def check_speed(ranks: list[Rank], report: Report) -> None:
         model = rank.model
         if model.get("unused") and rank.steps and not any(s["without"] for s in rank.steps):
             report.find("slow_step:unused", model["at"])
-        for one in [one for passes in rank.training().values() for one in passes]:
+        for one in rank.trained():
             batches = one.batches[2:]
             if len(batches) < 10:
                 continue

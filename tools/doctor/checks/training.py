@@ -1,14 +1,13 @@
 """Gradients, weights, learning rates."""
 
-import ast
+import linecache
 import re
-from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 
 from ..ranks import Rank
 from ..report import Report
 
+NUMBER = r"(?<![\w.])\d*\.?\d+(?:[eE][+-]?\d+)?"  # as somebody types it
 TOLERANCE = 1e-6  # relative: smaller differences come from the order of additions
 
 
@@ -28,7 +27,7 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
     if averages_weights(ranks):
         return "local"
 
-    at = first.steps[-1]["at"] if first.steps else None
+    at = first.steps[-1]["at"]
     steps = len(first.steps)
     by_hand = first.summed(0, steps) >= sum(sizes[0]) * steps / 2  # so many numbers, or nearly
     averaged = bool(wrappers) or first.group == "horovod" or by_hand
@@ -66,28 +65,27 @@ def differ(one: list, other: list) -> bool:
     return False
 
 
-def differences(ranks: list[Rank], what: str) -> dict[int, Rank | None]:
-    """For each step that has figures: a rank whose are not those of the first, if any."""
+def differences(ranks: list[Rank], what: str) -> dict[int, dict | None]:
+    """For each step that has figures: two ranks whose are unequal, if any, for the words."""
     found = {}
     for n, mine in sorted(ranks[0].figures[what].items()):
-        others = [rank for rank in ranks[1:] if n in rank.figures[what]]
-        found[n] = next((rank for rank in others if differ(mine, rank.figures[what][n])), None)
+        found[n] = None
+        for rank in ranks[1:]:
+            if n in rank.figures[what] and differ(mine, rank.figures[what][n]):
+                found[n] = {"step": n, "one": ranks[0].rank, "other": rank.rank}
     return found
 
 
 def first_difference(ranks: list[Rank], what: str) -> dict | None:
-    for n, other in differences(ranks, what).items():
-        if other:
-            return {"step": n, "one": ranks[0].rank, "other": other.rank}
-    return None
+    return next(filter(None, differences(ranks, what).values()), None)
 
 
 def averages_weights(ranks: list[Rank]) -> bool:
     """Local SGD: weights drift apart, until the script itself makes them equal again."""
     size = sum(ranks[0].model["sizes"])
     apart = None
-    for n, other in differences(ranks, "weights").items():
-        if other:
+    for n, unequal in differences(ranks, "weights").items():
+        if unequal:
             apart = n if apart is None else apart
         elif apart is not None and ranks[0].summed(apart, n + 1) >= size / 2:
             return True
@@ -133,7 +131,7 @@ def check_steps(ranks: list[Rank], report: Report) -> str | None:
 
             few, many, values = extremes(ranks, steps)
             if few != many and all(one.ended for one in passes):
-                at = ranks[few].steps[-1]["at"] if ranks[few].steps else None
+                at = ranks[few].steps[-1]["at"]
                 return report.find("unequal_steps:skipped", at, epoch=epoch, **values)
 
         few, many, values = extremes(ranks, list(map(len, lists)))
@@ -200,9 +198,8 @@ def check_schedule(ranks: list[Rank], report: Report) -> str | None:
     if not rank.steps:
         return "optimizer"
     for scheduler in rank.events["scheduler"]:
-        number = scheduler["id"]
-        steps = [step for step in rank.steps if number in dict(step["schedules"])]
-        places = [dict(step["schedules"])[number] for step in steps]
+        places = [dict(step["schedules"]).get(scheduler["id"]) for step in rank.steps]
+        places = [place for place in places if place is not None]
         turns = [after - before for before, after in pairwise(places)]
         if len(turns) < 3:
             continue
@@ -212,10 +209,10 @@ def check_schedule(ranks: list[Rank], report: Report) -> str | None:
             accelerate = any(one.loader["accelerate"] for one in rank.passes.values())
             report.find("schedule", at, mild=accelerate, times=min(turns))
         elif scheduler["kind"] == "CosineAnnealingLR" and places[-1] > length:
-            report.find("schedule:again", at, length=length, place=places[-1])
+            report.find("schedule:again", at, mild=True, length=length, place=places[-1])
         elif set(turns) == {1} and len(ranks) > 1 and rank.ended.get("error") == "None":
             if abs(len(places) * len(ranks) - length) <= len(ranks):
-                report.find("schedule:slow", at, length=length, steps=len(places))
+                report.find("schedule:slow", at, mild=True, length=length, steps=len(places))
 
     rates = [max(step["rates"], default=0) for step in rank.steps]
     moving = max((n for n, rate in enumerate(rates, 1) if rate > 0), default=0)
@@ -228,32 +225,18 @@ def check_schedule(ranks: list[Rank], report: Report) -> str | None:
 def check_rate(ranks: list[Rank], report: Report) -> str | None:
     """Are both batch size and learning rate what somebody typed for one GPU?"""
     rank = ranks[0]
-    passes = [one for passes in rank.training().values() for one in passes]
-    if not passes or not rank.steps or not rank.steps[0]["rates"] or not rank.steps[0]["at"]:
+    passes = rank.trained()
+    if not passes or not rank.steps[0]["rates"] or not rank.steps[0]["at"]:
         return "loader"
-    typed = {word.split("=")[-1] for word in rank.process.get("argv", [])}
-    for node in nodes(rank.steps[0]["at"][0]):
-        if isinstance(node, ast.Constant):
-            typed.add(str(node.value))
-        divided = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.FloorDiv)
-        if divided and re.search(r"batch_?size", ast.unparse(node.left)):
-            return None  # by the number of ranks, most likely
+    script = linecache.getlines(rank.steps[0]["at"][0])
+    text = "\n".join([*rank.process["argv"], *script])
+    if re.search(r"batch_?size[^#\n]*/", text):
+        return None  # by the number of ranks, most likely
 
+    typed = set(map(float, re.findall(NUMBER, text)))
     size = passes[0].loader["batch_size"]
     rate = max(rank.steps[0]["rates"])
-    values = set()
-    for text in typed:
-        with suppress(ValueError):
-            values.add(float(text))
-
-    if rate > 0 and {size, rate} <= values and len(ranks) > 1:
+    if rate > 0 and {size, rate} <= typed and len(ranks) > 1:
         total = size * len(ranks)
         report.find("learning_rate", passes[0].loader["at"], size=size, total=total, rate=rate)
     return None
-
-
-def nodes(file: str) -> list[ast.AST]:
-    """Of the syntax tree of a script; none if it cannot be read."""
-    with suppress(OSError, SyntaxError):
-        return list(ast.walk(ast.parse(Path(file).read_text())))
-    return []

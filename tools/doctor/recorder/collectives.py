@@ -3,9 +3,12 @@
 import functools
 import sys
 import traceback
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.algorithms.join import Join
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -37,6 +40,8 @@ def collective(kind: str, group: object, *args: object, **_: object) -> None:
 def tensors_in(value: object) -> list:
     if isinstance(value, torch.Tensor):
         return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
     if isinstance(value, list | tuple):
         return [tensor for part in value for tensor in tensors_in(part)]
     return []
@@ -106,11 +111,6 @@ def note_rank(*_: object, **__: object) -> None:
 
 
 def attach() -> None:
-    if not dist.is_available():
-        return
-    from torch.distributed import distributed_c10d
-    from torch.distributed.algorithms.join import Join
-
     for name in COLLECTIVES:
         if hasattr(dist.ProcessGroup, name):
             hook(dist.ProcessGroup, name, functools.partial(collective, name.strip("_")))

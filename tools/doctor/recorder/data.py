@@ -7,8 +7,8 @@ import re
 import sys
 import time
 import zlib
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterator
 from contextlib import suppress
 
 import torch
@@ -16,13 +16,13 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data._utils import fetch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from .collectives import tensors_in
 from .notes import hook, notes, user_line
 from .randomness import generators
 from .training import training
 
-MOST_CONTENTS = 100  # batches of a pass whose items are looked at
-MOST_NAMES = 50_000  # of a long list of files, about so many are looked at
 SEQUENCES = (list, tuple, range)
+MOST_CONTENTS = 100  # batches of a pass whose items are looked at
 
 
 class Data:
@@ -30,7 +30,7 @@ class Data:
         self.loaders = 0
         self.passes = 0
         self.making = 0  # the pass whose workers are being started
-        self.fetched = {}  # process and pass -> batches that were made
+        self.fetched = Counter()  # pass -> batches that this process made for it
         self.states = None  # of random numbers, before a batch was made
 
     def new_loader(self, loader: object) -> None:
@@ -74,7 +74,6 @@ class Data:
 
         self.passes += 1
         iterator._doctor_pass = self.passes
-        iterator._doctor_batches = 0
         number = loader._doctor[1]
         notes.event("pass", n=self.passes, loader=number, total=length_of(iterator))
 
@@ -83,11 +82,7 @@ class Data:
         queue.append(list(indices) if isinstance(indices, list | tuple) else [indices])
 
     def batch(self, iterator: object, batch: object, waited: float) -> None:
-        if not hasattr(iterator, "_doctor_pass"):
-            return
-        iterator._doctor_batches += 1
-
-        count = iterator._doctor_batches
+        count = iterator._num_yielded
         drawn = iterator.__dict__.get("_doctor_drawn")
         indices = drawn.popleft() if drawn else None
         grad = torch.is_grad_enabled()
@@ -103,19 +98,16 @@ class Data:
             training.buffers(iterator._doctor_pass)
 
     def end_of_pass(self, iterator: object) -> None:
-        if not hasattr(iterator, "_doctor_pass"):
-            return
-        if iterator._doctor_batches == 2:
+        if iterator._num_yielded == 2:
             training.buffers(iterator._doctor_pass)
         notes.event("end", n=iterator._doctor_pass)
 
-    def before_fetch(self, fetcher: object) -> None:
+    def before_fetch(self, fetcher: object, _: object) -> None:
         """Does making an item draw random numbers? Asked of two batches of each pass."""
-        key = (os.getpid(), self.making)
-        self.fetched[key] = self.fetched.get(key, 0) + 1
-        self.states = generators(fetcher.dataset) if self.fetched[key] <= 2 else None
+        self.fetched[self.making] += 1
+        self.states = generators(fetcher.dataset) if self.fetched[self.making] <= 2 else None
 
-    def after_fetch(self, fetcher: object) -> None:
+    def after_fetch(self, _: object, fetcher: object, __: object) -> None:
         if self.states is not None:
             worker = torch.utils.data.get_worker_info()
             after = generators(fetcher.dataset)
@@ -136,11 +128,10 @@ def fingerprint(dataset: object) -> str:
     for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
         if isinstance(value, str | int | float | bool):
             text.append(f"{name}={value!r}")
-        elif isinstance(value, SEQUENCES) or type(value).__module__ in ("torch", "numpy"):
+        elif type(value).__module__ in ("torch", "numpy") or isinstance(value, SEQUENCES):
             with suppress(Exception):
-                places = range(0, len(value), max(1, len(value) // 16))
-                texts = [f"{value[place]!r:.200}" for place in places]
-                text.append(f"{name}={len(value)} {texts}")
+                some = value[:: max(1, len(value) // 16)]
+                text.append(f"{name}={len(value)} {some!r:.5000}")
     plain = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(text))
     return hashlib.md5(plain.encode()).hexdigest()
 
@@ -164,9 +155,8 @@ def numbered(dataset: object) -> Iterator[tuple[str, tuple]]:
                 names = 0
                 break
             digest = zlib.crc32(os.fsencode(name))
-            if digest % (1 + len(value) // MOST_NAMES) == 0:
-                names += digest + 1
-                both += zlib.crc32(repr(number).encode(), digest)
+            names += digest + 1
+            both += zlib.crc32(repr(number).encode(), digest)
         if names:
             yield attribute, (len(value), names, both)
 
@@ -189,20 +179,9 @@ def to_root(dataset: object, indices: list) -> list:
 
 def contents(batch: object) -> tuple[list, list]:
     """A number for each item's target, and one for the rest of it; no copy of images."""
-    tensors = []
-    left = [batch]
-    while left:
-        part = left.pop()
-        if isinstance(part, torch.Tensor):
-            tensors.append(part)
-        elif isinstance(part, Mapping):
-            left += list(part.values())
-        elif isinstance(part, list | tuple):
-            left += list(part)[:8]
-
     targets = []
     items = []
-    for tensor in tensors:
+    for tensor in reversed(tensors_in(batch)):
         if tensor.device.type != "cpu" or tensor.dim() == 0 or tensor.is_sparse:
             continue
         if tensor.dim() == 1 and not tensor.is_floating_point():
@@ -224,6 +203,8 @@ def attach() -> None:
 
     @functools.wraps(own_next)
     def following(iterator: object) -> object:
+        if not hasattr(iterator, "_doctor_pass"):
+            return own_next(iterator)  # a loader of somebody's own
         start = time.perf_counter()
         try:
             batch = own_next(iterator)
@@ -238,9 +219,4 @@ def attach() -> None:
     hook(DataLoader, "__iter__", data.before_pass, data.new_pass)
     hook(_BaseDataLoaderIter, "_next_index", after=data.drawn)
     for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-        hook(
-            fetcher,
-            "fetch",
-            lambda fetcher, _: data.before_fetch(fetcher),
-            lambda _, fetcher, __: data.after_fetch(fetcher),
-        )
+        hook(fetcher, "fetch", data.before_fetch, data.after_fetch)

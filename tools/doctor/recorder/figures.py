@@ -18,11 +18,9 @@ class Figures:
         """An event as soon as the values are on the CPU, which does not wait for them."""
         done = None
         if values.device.type == "cuda":
-            host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
             stream = torch.cuda.current_stream(values.device)
-            values = host.copy_(values, non_blocking=True)
-            done = torch.cuda.Event()
-            done.record(stream)
+            values = values.to("cpu", non_blocking=True)  # into pinned memory
+            done = stream.record_event()
         self.waiting.append((what, n, values, done))
         self.drain(wait=False)
 

@@ -54,9 +54,9 @@ def prefix_of(obj: object) -> str | None:
     parts = [obj, *obj.values()] if isinstance(obj, dict) else []
     for part in parts:
         keys = [str(key) for key in part] if isinstance(part, dict) else []
-        for prefix in ("module.", "_orig_mod."):
-            if keys and all(key.startswith(prefix) for key in keys):
-                return prefix
+        prefix = re.match(r"module\.|_orig_mod\.", os.path.commonprefix(keys))
+        if prefix:
+            return prefix[0]
     return None
 
 

@@ -1,4 +1,4 @@
-"""A process's own file of events, a JSON line each; ../events.py lists them.
+"""A process's own file of events, a JSON line each; ../EVENTS.md lists them.
 
 An event is written at once: a process that is killed has left all that happened to it.
 """
@@ -64,7 +64,7 @@ class Notes:
         try:
             function(*args, **kwargs)
         except Exception:
-            self.event("trouble", text=traceback.format_exc()[-800:])
+            self.event("trouble", text=traceback.format_exc().splitlines()[-1])
 
 
 notes = Notes()
@@ -94,11 +94,9 @@ def is_library(name: str) -> bool:
 def error_line(error: object) -> list | None:
     """File and line of the user's own code where an exception came from."""
     at = None
-    part = getattr(error, "__traceback__", None)
-    while part:
-        name = part.tb_frame.f_code.co_filename
-        at = at if is_library(name) else [name, part.tb_lineno]
-        part = part.tb_next
+    for frame, line in traceback.walk_tb(getattr(error, "__traceback__", None)):
+        name = frame.f_code.co_filename
+        at = at if is_library(name) else [name, line]
     return at
 
 

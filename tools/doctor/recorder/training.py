@@ -4,6 +4,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -28,13 +29,12 @@ class Training:
         self.done = True  # a step() inside a step(), as Horovod has them, counts once
         self.optimizers = weakref.WeakKeyDictionary()  # -> the number of each
         self.schedulers = weakref.WeakKeyDictionary()
-        self.models = []  # those that are trained
+        self.model = lambda: None  # that is trained, if it still exists
         self.wrapped = {}  # a parameter's id -> the node of the graph that DDP waits for
-        self.unhooked = False  # parameters were found that DDP does not wait for
         self.scaled = False  # a GradScaler has multiplied the loss, and not divided the gradients
         self.backwards = 0
 
-    def before_step(self, optimizer: object) -> None:
+    def before_step(self, optimizer: object, *_: object) -> None:
         trace.end()
         if self.steps == 0 and self.done:
             self.first_step(optimizer)
@@ -46,7 +46,7 @@ class Training:
             self.gradients = figures_of([p.grad for p in parameters if p.grad is not None])
             self.find_unhooked(parameters)
 
-    def after_step(self, optimizer: object) -> None:
+    def after_step(self, optimizer: object, *_: object) -> None:
         if self.done:
             return
         self.done = True
@@ -81,14 +81,14 @@ class Training:
         return self.steps < ALL_UNTIL or (self.steps + 1) % EVERY == 0
 
     def first_step(self, optimizer: object) -> None:
-        if dist.is_available() and dist.is_initialized():
+        if dist.is_initialized():
             collectives.note_rank()  # the group may have been made behind our back
         parameters = parameters_of(optimizer)
         model = find_model(set(map(id, parameters)))
         if model is None:
             return
 
-        self.models.append(weakref.ref(model))
+        self.model = weakref.ref(model)
         zero = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
         parts = any(hasattr(p, "to_local") for p in parameters)  # DTensors
         wrappers = ["sharded"] * (zero or parts)
@@ -101,8 +101,8 @@ class Training:
                 wrappers.append("sharded")
             if name in ("DistributedDataParallel", "DataParallel"):
                 wrappers.append(name)
-            if name == "DistributedDataParallel" and hasattr(module, "process_group"):
-                unused = bool(getattr(module, "find_unused_parameters", False))
+            if isinstance(module, DistributedDataParallel):
+                unused = module.find_unused_parameters
                 group = dist.get_process_group_ranks(module.process_group)
 
         sizes = [p.numel() for p in parameters]
@@ -119,23 +119,24 @@ class Training:
 
     def find_unhooked(self, parameters: list) -> None:
         """Parameters with a gradient that came behind DDP's back."""
-        if not self.wrapped or self.unhooked:
+        if not self.wrapped:
             return
         mine = [p for p in parameters if p.grad is not None and p.requires_grad]
         known = [p for p in mine if id(p) in self.wrapped]
         lost = [p for p in known if self.wrapped[id(p)][0] is not node(p)]
         new = len(mine) - len(known)
         if lost or new:
-            self.unhooked = True
             at = self.wrapped[id(known[0])][1] if known else None
             notes.event("unhooked", at=at, new=new, moved=len(lost))
+            self.wrapped.clear()  # once is enough
 
     def buffers(self, number: int) -> None:
         """BatchNorm's statistics, if this pass evaluates with them."""
-        models = [model() for model in self.models] or [find_model(set())]
-        known = [model for model in models if model is not None]  # some models have no bool()
+        model = self.model()
+        if model is None:  # some models have no bool()
+            model = find_model(set())
         found = []
-        for module in [part for model in known for part in model.modules()]:
+        for module in model.modules() if model is not None else []:
             if getattr(module, "running_mean", None) is not None and not module.training:
                 found += [module.running_mean, module.running_var]
         if found:
@@ -193,29 +194,18 @@ def find_model(parameters: set[int]) -> object:
     """The outermost module that holds one of these parameters (of any: the largest)."""
     modules = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]
     inner = {id(child) for module in modules for child in module._modules.values()}
-
-    best = None
-    most = 0
-    for module in modules:
-        if id(module) in inner:
-            continue
-        mine = list(module.parameters())
-        if len(mine) > most and (not parameters or any(id(p) in parameters for p in mine)):
-            best = module
-            most = len(mine)
-    return best
+    outer = [module for module in modules if id(module) not in inner]
+    if parameters:
+        outer = [m for m in outer if any(id(p) in parameters for p in m.parameters())]
+    return max(outer, key=lambda module: len(list(module.parameters())), default=None)
 
 
 training = Training()
 
 
 def attach() -> None:
-    optimizer.register_optimizer_step_pre_hook(
-        lambda trained, *_: notes.call(training.before_step, trained)
-    )
-    optimizer.register_optimizer_step_post_hook(
-        lambda trained, *_: notes.call(training.after_step, trained)
-    )
+    optimizer.register_optimizer_step_pre_hook(partial(notes.call, training.before_step))
+    optimizer.register_optimizer_step_post_hook(partial(notes.call, training.after_step))
     hook(lr_scheduler.LRScheduler, "__init__", after=training.new_scheduler)
 
     hook(torch.amp.GradScaler, "scale", training.scale)
