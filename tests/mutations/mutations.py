@@ -134,10 +134,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "    log_start(log, settings, saved, num_classes, train_loader, val_loader)\n"
          "    torch.manual_seed(args.seed)\n"),
     ],
-    f"{ERRORS}::test_resume_runs_no_code[02_distributed]": [
+    f"{ERRORS}::test_refused[02_distributed-resume_bomb]": [
         ("safe loading", 7, "weights_only=True", "weights_only=False"),
     ],
-    f"{ERRORS}::test_loss_is_not_finite[02_distributed-logits-1-]": [
+    f"{ERRORS}::test_loss_is_not_finite[02_distributed-logits-1]": [
         ("the stop on a loss gone wrong", 7, "if not math.isfinite(loss):", "if False:"),
     ],
     f"{ERRORS}::test_refused[02_distributed-holds_a_run]": [
