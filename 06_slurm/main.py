@@ -30,10 +30,8 @@ import math
 import os
 import signal
 import subprocess
-import textwrap
 import time
 from argparse import Namespace
-from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import islice
@@ -63,7 +61,6 @@ PIXELS = PIXELS.view(2, 3, 1, 1)
 STOP_SIGNALS = [signal.SIGUSR1, signal.SIGTERM]
 ASKED_TO_STOP: list[int] = []  # the signals that have come
 STOPPED = 75  # exit status: EX_TEMPFAIL of sysexits.h, "try again later"
-HELD: deque = deque(maxlen=200)  # handles kept alive, see wait_for
 
 
 def fail(line: str) -> NoReturn:
@@ -77,13 +74,6 @@ def positive(text: str) -> int:
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return int(text)
-
-
-def amount(text: str) -> float:
-    """A type for argparse: a finite number that is not negative."""
-    if not 0 <= float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is negative or not finite")
-    return float(text)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -107,10 +97,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--image-size", type=positive, default=224, help="pixels a side")
     add("--epochs", type=positive, default=90, help="passes over the training images")
     add("--batch-size", type=positive, default=256, help="of all ranks together")
-    add("--lr", type=amount, default=0.1, help="peak, for 256 images in a batch")
-    add("--warmup-epochs", type=amount, help="None: 5, but at most --epochs / 10")
-    add("--weight-decay", type=amount, default=1e-4, help="L2 penalty on all weights")
-    add("--label-smoothing", type=amount, default=0.0, help="in the training loss")
+    add("--lr", type=float, default=0.1, help="peak, for 256 images in a batch")
+    add("--warmup-epochs", type=float, help="None: 5, but at most --epochs / 10")
+    add("--weight-decay", type=float, default=1e-4, help="L2 penalty on all weights")
+    add("--label-smoothing", type=float, default=0.0, help="in the training loss")
     add("--workers", type=int, default=workers, help="per rank, load images")
     add("--bf16", action="store_true", help="bfloat16 autocast")
     add("--compile", action="store_true", help="torch.compile the model")
@@ -234,25 +224,15 @@ def wrap_model(args: Namespace, model: Module) -> Module:
     if args.sync_bn:
         nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist] in place
     # All ranks get the weights of rank 0, and backward() will average the gradients, in
-    # buckets of many; with gradient_as_bucket_view they live there, uncopied. Rank 0
-    # also sends its BatchNorm statistics before each step (broadcast_buffers stays on):
-    # few bytes, and some models compute with such buffers in training.
+    # buckets of many; with gradient_as_bucket_view they live there, uncopied. Before
+    # each step rank 0 sends its BatchNorm statistics as well (broadcast_buffers).
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # [dist]
     return torch.compile(model) if args.compile else model
 
 
-def wait_for(work: dist.Work) -> None:
-    """Wait for a collective, a call that all ranks make together. (With nccl only the
-    GPU waits.) It does what a call without async_op does, and also keeps the handle,
-    against a rare hang on CPUs: a gloo thread that frees the last handle holds the GIL,
-    and a loader worker that is forked just then waits for the GIL for ever."""
-    HELD.append(work)
-    work.wait()
-
-
 def all_reduce_sum(tensor: Tensor) -> Tensor:
     """The sum over all ranks, in place. If a rank does not call it, the others wait."""
-    wait_for(dist.all_reduce(tensor, async_op=True))  # [dist]
+    dist.all_reduce(tensor)  # [dist]
     return tensor
 
 
@@ -260,7 +240,7 @@ def broadcast_buffers(model: Module) -> None:
     """Give all ranks the BatchNorm statistics of rank 0. DDP does so before each step,
     but after the last step of an epoch they differ again."""
     for buffer in model.buffers():
-        wait_for(dist.broadcast(buffer, src=0, async_op=True))  # [dist]
+        dist.broadcast(buffer, src=0)  # [dist]
 
 
 def check_same(numbers: list[int], world_size: int, device: torch.device) -> None:
@@ -272,10 +252,8 @@ def check_same(numbers: list[int], world_size: int, device: torch.device) -> Non
 
 
 def cleanup() -> None:
-    """Disconnect from the other ranks after a good run: without it a process may abort
-    while Python ends. One that fails just exits."""
-    HELD.append(dist.group.WORLD)  # keeps gloo's threads alive, see wait_for
-    dist.destroy_process_group()  # [dist] closes what connects it to them
+    """Disconnect from the other ranks after a good run. One that fails just exits."""
+    dist.destroy_process_group()  # [dist] without it a process may abort as it ends
 
 
 # ---- data ----
@@ -325,15 +303,13 @@ def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, int]:
     return train_set, val_set, len(train_set.classes)
 
 
-def check_data(
-    args: Namespace, checkpoint: dict, train_set: Dataset, num_classes: int
-) -> None:
+def check_data(args: Namespace, checkpoint: dict, images: int, classes: int) -> None:
     """Refuse data that does not fit the checkpoint, or is less than one batch."""
-    known = checkpoint.get("num_classes", num_classes)
-    if known != num_classes:
-        fail(f"--resume {args.resume} has {known} classes, the data {num_classes}")
-    if len(train_set) < args.batch_size and not args.evaluate:
-        fail(f"--batch-size {args.batch_size} is more than all {len(train_set)} images")
+    known = checkpoint.get("num_classes", classes)
+    if known != classes:
+        fail(f"--resume {args.resume} has {known} classes, the data {classes}")
+    if images < args.batch_size and not args.evaluate:
+        fail(f"--batch-size {args.batch_size} is more than all {images} images")
 
 
 class ResumableSampler(DistributedSampler):
@@ -398,7 +374,8 @@ def build_optimizer(
 ) -> SGD:
     """Move the model to its device, make its optimizer; both as in the checkpoint."""
     model.to(device, memory_format=torch.channels_last)
-    optimizer = SGD(model.parameters(), momentum=0.9, weight_decay=args.weight_decay)
+    weights = model.parameters()
+    optimizer = SGD(weights, args.lr, momentum=0.9, weight_decay=args.weight_decay)
 
     if checkpoint:
         model.load_state_dict(checkpoint["model"])
@@ -426,10 +403,8 @@ def learning_rate(args: Namespace, epochs: float) -> float:
 # ---- checkpoint ----
 def check_output_dir(args: Namespace) -> None:
     """Refuse to train into the folder of another run."""
-    folder = Path(args.output_dir).resolve()
+    folder = Path(args.output_dir)
     if args.evaluate or args.resume == "auto":
-        return
-    if args.resume and Path(args.resume).resolve().parent == folder:
         return
     for name in ("metrics.jsonl", "checkpoint.pt"):
         if (folder / name).exists():
@@ -468,14 +443,11 @@ def save_checkpoint(folder: Path, state: dict, is_best: bool) -> None:
     # best.pt first: a run killed between the two repeats its epoch and writes both.
     for name in ["best.pt", "checkpoint.pt"] if is_best else ["checkpoint.pt"]:
         temporary = folder / "saving.tmp"
-        try:
-            with temporary.open("wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())  # before the renaming, in case power fails
-            temporary.replace(folder / name)
-        finally:
-            temporary.unlink(missing_ok=True)  # if it was not renamed
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())  # before the renaming, in case power fails
+        temporary.replace(folder / name)
 
 
 # ---- log ----
@@ -490,8 +462,7 @@ class RunLog:
         self.name = "evaluate.jsonl" if args.evaluate else "metrics.jsonl"
         self.place = "checkpoint"  # what the printed lines begin with
         self.silent = rank != 0  # [dist] local_rank is 0 once per machine
-        # For tqdm: True is no bar, None is no bar unless this is a terminal.
-        self.no_bar = True if self.silent else None
+        self.no_bar = True if self.silent else None  # None: a bar in a terminal only
 
     def write(self, event: str, text: str, **fields: object) -> None:
         """Append an event with all its fields to the file, and print the text."""
@@ -575,9 +546,9 @@ def train_one_epoch(
                 "loss": loss_sum / count,
                 "acc1": 100 * hits / count,
                 "lr": lr,
-                "seconds": round(seconds, 3),
-                "images_per_second": round(count / seconds, 1),
-                "data_wait": round(data_wait / seconds, 3),
+                "seconds": seconds,
+                "images_per_second": count / seconds,
+                "data_wait": data_wait / seconds,
                 "max_memory": torch.cuda.max_memory_allocated() >> 20,  # MiB, rank 0
             }
             text = "loss {loss:.3g}  acc1 {acc1:.3g}%  lr {lr:.3g}"
@@ -629,40 +600,40 @@ def evaluate(args: Namespace, model: Module, loader: DataLoader, log: RunLog) ->
 
 
 # ---- the run ----
-def log_start(
-    log: RunLog, settings: dict, saved: dict, classes: int, *loaders: DataLoader
-) -> None:
+def log_start(log: RunLog, settings: dict, saved: dict, loader: DataLoader) -> None:
     """Write what runs where, and what the user has changed since the checkpoint."""
-    train_loader, val_loader = loaders
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    device = "cpu"
+    bf16_is_slow = torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
+        bf16_is_slow = not torch.cuda.is_bf16_supported(including_emulation=False)
+
     facts = {
         "chapter": CHAPTER,
         "torch": torch.__version__,
-        "cuda": torch.version.cuda,
         "host": os.uname().nodename,
         "device": device,
-        "world_size": settings["batch_size"] // train_loader.batch_size,
+        "world_size": settings["batch_size"] // loader.batch_size,
         "global_batch_size": settings["batch_size"],
-        "per_rank_batch_size": train_loader.batch_size,
-        "steps_per_epoch": len(train_loader),
-        "train_images": len(train_loader.dataset),
-        "val_images": len(val_loader.dataset),
-        "classes": classes,
+        "per_rank_batch_size": loader.batch_size,
+        "train_images": len(loader.dataset),
+        "steps_per_epoch": len(loader),
         "resumed_from_step": log.step,
     }
-
     words = [f"{name} {fact}" for name, fact in facts.items()]
     for name, old in saved.items():
         if settings.get(name, old) != old and name not in ("resume", "evaluate"):
             words.append(f"{name} was {old}")
-    text = textwrap.fill(", ".join(words), width=88)
-    log.write("start", text, **facts, args=settings)
+    log.write("start", ", ".join(words), **facts, args=settings)
+    if settings.get("bf16") and bf16_is_slow:
+        text = "--bf16 is emulated here, and slow: drop it; on a GPU 04_apex has fp16"
+        log.write("warning", text)
 
 
 def run(args: Namespace, checkpoint: dict) -> bool:
     """The whole run of one rank. Returns whether it was asked to stop early."""
     train_set, val_set, num_classes = build_datasets(args)
-    check_data(args, checkpoint, train_set, num_classes)
+    check_data(args, checkpoint, len(train_set), num_classes)
     rank, world_size, device = setup_distributed(args)  # [dist]
     log = RunLog(args, rank, checkpoint)
     check_same([len(train_set), len(val_set), log.step], world_size, device)  # [dist]
@@ -677,13 +648,13 @@ def run(args: Namespace, checkpoint: dict) -> bool:
     raw_model = build_model(arch, num_classes, fetch)
     optimizer = build_optimizer(args, raw_model, checkpoint, device)
     model = wrap_model(args, raw_model)  # [dist] the same parameters
-    log_start(log, settings, saved, num_classes, train_loader, val_loader)
+    log_start(log, settings, saved, train_loader)
     done = checkpoint.get("step_in_epoch", 0)  # steps of the epoch to go on with
     stop = False
     epochs = range(log.epoch, args.epochs)
     if args.evaluate:
         evaluate(args, raw_model, val_loader, log)
-        epochs = range(0)
+        epochs = []
     for epoch in epochs:
         log.epoch = epoch
         log.place = f"epoch {epoch + 1}/{args.epochs}"

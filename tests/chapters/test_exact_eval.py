@@ -208,24 +208,6 @@ def test_the_model_of_rank_0_is_evaluated(chapter: str, world_size: int, crew: C
         assert after == buffers
 
 
-def handles_kept(chapter: str) -> int:
-    """In a crew member: how many collectives' handles outlive the calls."""
-    module, _, _, _ = enter(chapter)
-    module.HELD.clear()
-    module.broadcast_buffers(nn.BatchNorm1d(2))
-    module.all_reduce_sum(torch.ones(2))
-    count = len(module.HELD)
-    module.cleanup()
-    return count
-
-
-@pytest.mark.parametrize("chapter", [c for c in CHAPTERS if c[:2] not in ("01", "05")])
-def test_handles_are_kept(chapter: str, crew: Crew) -> None:
-    """gloo's thread must not be the last to drop one: a loader worker forked at that moment hangs.
-    That happens in one of hundreds of epochs: test_hundreds_of_loader_workers waits for it."""
-    assert crew.run(handles_kept, chapter, world_size=2) == [4, 4]  # three buffers and a sum
-
-
 # ------------------------------------------------------------ whole runs: log, checkpoint and files
 
 

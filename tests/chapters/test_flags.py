@@ -327,3 +327,21 @@ def test_places_of_spawned_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [env[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] == ["3", "1", "6"]
     assert env["LOCAL_WORLD_SIZE"] == "2"
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.9", "29501")
+
+
+@pytest.mark.parametrize(
+    ("instructions", "flags", "told"),
+    [("AVX2", ["--bf16"], 1), ("AVX2", [], 0), ("AMX", ["--bf16"], 0)],
+)
+def test_emulated_bf16_is_told(
+    instructions: str, flags: list, told: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On hardware without it torch emulates bf16, many times slower. log_start is the same in all
+    chapters (test_static.py)."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: instructions)
+    module = load_chapter(HUB)
+    argv = ["--synthetic", "8", "--batch-size", "4", "--output-dir", str(tmp_path), *flags]
+    args = module.build_parser().parse_args(argv)
+    module.log_start(module.RunLog(args, 0, {}), vars(args), {}, DataLoader(range(8), 4))
+    assert len(rows(tmp_path, "start")) == 1 and len(rows(tmp_path, "warning")) == told

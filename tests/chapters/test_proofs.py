@@ -9,7 +9,8 @@ import pytest
 import torch
 from crew import Crew, call_main
 from harness import CHAPTERS, TINY, assert_same, launch, load_chapter, load_state, rows
-from torch import Tensor, nn
+from models import stateful
+from torch import Tensor
 from torchvision import models
 from torchvision.models import list_models
 
@@ -29,26 +30,17 @@ def test_many_exits(chapter: str, tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / f"run{number}")  # 180 MB of checkpoints
 
 
-def normed(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
-    """Ten BatchNorms, so many buffers to broadcast, and little to compute."""
-    layers = [nn.AdaptiveAvgPool2d(4), *(nn.BatchNorm2d(3) for _ in range(10)), nn.Flatten()]
-    return nn.Sequential(*layers, nn.Linear(48, num_classes))
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS)
+@pytest.mark.parametrize("chapter", ["02_distributed", "05_horovod"])
 def test_hundreds_of_loader_workers(chapter: str, crew: Crew, tmp_path: Path) -> None:
     """A loader's worker is a fork of a process in which gloo's, or Horovod's, threads run. Where
-    one of them holds a lock of Python at that moment, the worker waits for it for ever: about once
-    in 300 epochs, where nothing is done against it (2 cores). So 02 has 1500 of them."""
-    ranks = 1 if chapter == "01_dataparallel" else 2
-    for number in range(10 if chapter == "02_distributed" else 1):
-        folder = tmp_path / str(number)
-        argv = ["--synthetic", "16", "--image-size", "8", "--batch-size", "8", "--epochs", "150"]
-        argv += ["--workers", "1", "--output-dir", str(folder)]
-        patches = {"build_model": normed}
-        answers = crew.run(call_main, chapter, argv, patches, world_size=ranks, timeout=200)
-        assert [answer["exit"] for answer in answers] == [None] * ranks
-        assert len(rows(folder, "eval")) == 150
+    one of them holds a lock of Python at that moment, the worker hangs: with Horovod about once in
+    300 epochs but for its barrier, with gloo once in thousands (Python 3.11; 3.12 mends it)."""
+    argv = ["--synthetic", "16", "--image-size", "8", "--batch-size", "8", "--epochs", "300"]
+    argv += ["--workers", "1", "--output-dir", str(tmp_path)]
+    patches = {"build_model": stateful}
+    answers = crew.run(call_main, chapter, argv, patches, world_size=2, timeout=400)
+    assert [answer["exit"] for answer in answers] == [None, None]
+    assert len(rows(tmp_path, "eval")) == 300
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

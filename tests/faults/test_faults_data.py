@@ -124,8 +124,8 @@ def spoiled(
 def fails_to_save(
     crew: Crew, chapter: str, folder: Path, spoil: Callable, mend: Callable = list
 ) -> str:
-    """The second epoch cannot be saved: torch says so, the files of the first epoch are whole,
-    nothing half is left; mended, the run goes on. Returns the last line."""
+    """The second epoch cannot be saved: torch says so, the files of the first epoch are whole;
+    mended, the run goes on and overwrites the half file. Returns the last line."""
     out = folder / "out"
     change, ranks = partial(spoiled, spoil=spoil), ranks_of(chapter)
     answer = crew.run(call, chapter, SMALL, folder, change, world_size=ranks)[0]
@@ -134,7 +134,6 @@ def fails_to_save(
     (line,) = {text for text in answer["exit"].splitlines() if text.startswith("OSError: ")}
     for name in ("checkpoint.pt", "best.pt"):
         assert load_state(out / name)["epoch"] == 1
-    assert {path.name for path in out.iterdir()} == {"checkpoint.pt", "best.pt", "metrics.jsonl"}
 
     mend()
     runs_well(crew, chapter, [*SMALL, "--resume", "auto"], folder, nullcontext, ranks=ranks)

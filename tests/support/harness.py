@@ -171,8 +171,8 @@ def run(
 def run_short(
     command: list, cwd: Path, timeout: float = 240, env: dict[str, str] | None = None
 ) -> Result:
-    """As run, for scripts too short to keep away from GLOO_ABORT, as chapters do (wait_for): again
-    if that happens, up to twice, told among pytest's warnings. No other failure is forgiven."""
+    """As run, for scripts so short that gloo's threads are still at work when Python ends: after
+    GLOO_ABORT again, up to twice, told among pytest's warnings. No other failure is forgiven."""
     for _ in range(2):
         result = run(command, cwd, timeout, env)
         if result.returncode == 0 or GLOO_ABORT not in result.output:

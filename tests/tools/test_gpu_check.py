@@ -121,7 +121,7 @@ PLANTED = {
         "exactness", "02_distributed/main.py", "log.step += 1", "log.step += 1; loss.item()"),
     "memory over many all-reduces": (
         "exactness", "02_distributed/main.py", "    return tensor\n",
-        "    HELD.append(torch.ones(20_000))\n    return tensor\n"),
+        "    PIXELS.held = [getattr(PIXELS, 'held', 0), torch.ones(20_000)]\n    return tensor\n"),
     "two ranks on one device, over gloo": (
         "exactness", "02_distributed/main.py", "    model.train()\n", "    time.sleep(1e6)\n"),
     "02's loop against a bare one": (
@@ -136,7 +136,6 @@ def test_planted_fault(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         shutil.copytree(ROOT / folder, tmp_path / folder)
     text = (tmp_path / file).read_text()
     assert text.count(old) >= 1
-    text = text.replace("maxlen=200", "maxlen=None") if "HELD" in new else text
     (tmp_path / file).write_text(text.replace(old, new))
     hangs = "sleep" in new
     only = (
