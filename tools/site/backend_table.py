@@ -2,7 +2,6 @@
 
     python tools/site/backend_table.py  # try all, write the tables of the site
     python tools/site/backend_table.py --render  # the tables again, from backends.json alone
-    python tools/site/backend_table.py --out FOLDER  # elsewhere than docs/assets/results/backends
 
 Each trial runs in fresh processes, one for a rank, which live for 25 seconds at most. It counts as
 supported if it raises nothing and all ranks get the right values. nccl takes one GPU for each
@@ -39,13 +38,6 @@ LIMIT = 20  # seconds of a trial
 COLUMNS = {
     "gloo CPU": ("gloo", "cpu"), "gloo CUDA": ("gloo", "cuda"), "nccl CUDA": ("nccl", "cuda"),
     "cpu:gloo,cuda:nccl CUDA": ("cpu:gloo,cuda:nccl", "cuda"),
-}  # fmt: skip
-DOCS = "https://docs.pytorch.org/docs/stable/distributed.html"
-# The table there, for gloo CPU, gloo GPU, mpi CPU, mpi GPU, nccl GPU. ?: if that MPI can.
-DOCUMENTED = {
-    "send": "✓✘✓?✓", "recv": "✓✘✓?✓", "broadcast": "✓✓✓?✓", "all_reduce": "✓✓✓?✓",
-    "reduce": "✓✓✓?✓", "all_gather": "✓✓✓?✓", "gather": "✓✓✓?✓", "scatter": "✓✓✓?✓",
-    "reduce_scatter": "✓✓✘✘✓", "all_to_all": "✓✓✓?✓", "barrier": "✓✘✓?✓",
 }  # fmt: skip
 
 # ---------------------------------------------------------------------------------------- trials
@@ -251,7 +243,6 @@ for name in DTYPES:
 # ---------------------------------------------------------------------------------------- running
 
 FORK = multiprocessing.get_context("fork")  # torch is imported once; the parent never wakes up CUDA
-STOP = (signal.SIGINT, signal.SIGTERM)
 Said = dict[str, str]
 YES = {"state": "yes"}  # else {"state": "no", "says": why}
 LATE = {"state": "no", "says": "no end"}
@@ -275,6 +266,7 @@ def one_line(error: BaseException) -> str:
 def one_rank(name: str, column: str, rank: int, n: int, path: str, pipe: Connection) -> None:
     """One process of a trial. It says what came out, and stays: a peer may still need it."""
     signal.alarm(LIMIT + 5)  # the end, even if the parent was killed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's matter
     torch.set_num_threads(1)
     backend, kind = COLUMNS[column]
     device = torch.device(kind)
@@ -311,15 +303,12 @@ def attempt(name: str, column: str, n: int, path: str) -> Said:
     ranks: dict[Connection, Any] = {}
     deadline = time.monotonic() + LIMIT
     try:
-        # An exception raised inside a fork would be lost. Ranks leave signals to their parent.
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
         for rank in range(n):
             ours, theirs = FORK.Pipe(duplex=False)
             words = (name, column, rank, n, path, theirs)
             ranks[ours] = FORK.Process(target=one_rank, args=words, daemon=True)
             ranks[ours].start()
             theirs.close()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)
         said = [heard(pipe, process, deadline) for pipe, process in ranks.items()]
     finally:
         for process in ranks.values():
@@ -373,11 +362,6 @@ WORDS = {
         "ran": "{column} (ranks: {n})", "rest": " Could not be tried there: {rest}.",
         "cpus": "{cpus} {kind} CPUs", "comma": ", ", "functions": "function",
         "ops": "`ReduceOp`", "dtypes": "dtype",
-        "documented": "As documented, not tried here ([source]({docs}#backends)); `?` is for \"if "
-        "the MPI that PyTorch was built with can\".",
-        "ucc": "ucc has no column there. [`init_process_group`]({docs}"
-        "#torch.distributed.init_process_group) calls it experimental; "
-        "like mpi it is not in the packages of PyTorch, only in what you build yourself.",
     },
     "zh": {
         "head": "用 torch {torch} 在一台有 {machine} 的机器上试的：{ran}。"
@@ -385,11 +369,6 @@ WORDS = {
         "ran": "{column}（{n} 个 rank）", "rest": "那台机器上没法试的：{rest}。",
         "cpus": "{cpus} 个 {kind} CPU", "comma": "、", "functions": "函数",
         "ops": "`ReduceOp`", "dtypes": "类型",
-        "documented": "按官方文档，这里没有试（[出处]({docs}#backends)）；"
-        "`?` 表示取决于编译 PyTorch 时用的 MPI。",
-        "ucc": "那张表里没有 ucc。[`init_process_group`]({docs}"
-        "#torch.distributed.init_process_group) 的文档说它是实验性的；"
-        "和 mpi 一样，安装包里没有它，要自己编译。",
     },
 }  # fmt: skip
 
@@ -443,43 +422,24 @@ def fragment(result: dict, language: str) -> str:
     lines = ["<!-- functions -->", head_of(result, words), "", *table("functions", result, words)]
     for part in ("ops", "dtypes"):
         lines += [f"<!-- {part} -->", *table(part, result, words)]
-    rows = [[f"`{name}`", *marks] for name, marks in DOCUMENTED.items()]
-    lines += ["<!-- documented -->", words["documented"].format(docs=DOCS), ""]
-    lines += grid(["", "gloo CPU", "gloo GPU", "mpi CPU", "mpi GPU", "nccl GPU"], rows)
-    return "\n".join([*lines, "", words["ucc"].format(docs=DOCS)]) + "\n"
+    return "\n".join(lines)
 
 
 # ---------------------------------------------------------------------------------------- command
 
 
-def write_whole(path: Path, text: str) -> None:
-    """The old file stays as it is until the new one is whole, also when the disk is full."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-
-
-def main(argv: list[str] | None = None) -> None:
+def main() -> None:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--render", action="store_true", help="tables from the JSON, try nothing")
-    parser.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER")
-    args = parser.parse_args(argv)
-    path = args.out / "backends.json"
-    try:
-        if args.render:
-            result = json.loads(path.read_text(encoding="utf-8"))
-        else:
-            args.out.mkdir(parents=True, exist_ok=True)  # better now than after all trials
-            result = run_all()
-            write_whole(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-        for language in WORDS:
-            write_whole(args.out / f"table.{language}.md", fragment(result, language))
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"backend_table: error: {path}: {error}") from None
-    print(f"the tables are in {args.out}/")
+    path = FOLDER / "backends.json"
+    if not parser.parse_args().render:
+        path.write_text(json.dumps(run_all(), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    for language in WORDS:
+        text = fragment(json.loads(path.read_text("utf-8")), language)
+        (FOLDER / f"table.{language}.md").write_text(text, "utf-8")
+    print(f"the tables are in {FOLDER}/")
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing stays then either
     main()

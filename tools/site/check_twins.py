@@ -22,6 +22,7 @@ FENCE = re.compile(r"^( *)(`{3,}|~{3,}) *(.*)$")
 HEADING = re.compile(r"^ *(#{1,6}) +(.+)$")
 HEADING_ID = re.compile(r"\{[^{}]*#([A-Za-z][\w-]*)[^{}]*\} *$")
 LINK = re.compile(r"\]\(<?([^)>\s]+)>?[^)]*\)")
+CHINESE = re.compile("[\u2e80-\u9fff\uf900-\uffef“”]")
 OPERATORS = {"|", "||", "&&", ";", "&", ";;"}
 
 
@@ -96,6 +97,8 @@ def read_page(text: str) -> Page:
         elif re.match(r" *(@(code|file|diff|compare|table|gpus)\b|///|\[TOC\])", line):
             form = re.sub('(@gpus) ".*"', r"\1", line.strip())  # its words are prose
             page.forms.append(without_language(form))
+        if CHINESE.match(line.lstrip(" *")) and CHINESE.match(lines[number - 2].rstrip("*")[-1:]):
+            page.mistakes.append(f"line {number}: the break above it would show as a gap")
         for target in LINK.findall(re.sub(r"`[^`]*`", "", line)):
             if not re.match(r"[a-z]+:", target):
                 page.links[without_language(target)] += 1

@@ -12,13 +12,11 @@ import json
 import re
 import shlex
 import xml.etree.ElementTree as etree
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from markdown import Extension, Markdown
-from markdown.inlinepatterns import InlineProcessor
 from markdown.preprocessors import Preprocessor
 from markdown.treeprocessors import Treeprocessor
 from markdown.util import HTML_PLACEHOLDER_RE
@@ -30,7 +28,16 @@ from .source import ROOT, SiteError, Source, cut, read, to_html, translated
 
 MOST_LINES = 20  # of a group: note and code must fit on a screen together
 MOST_FILE_LINES = 80
-FORMS = ("code", "file", "diff", "compare", "table", "gpus")
+# How each @ line is written, and how many words it may have.
+FORMS = {
+    "code": ('FILE NAME ["text" [.. "text"]] {hl="text" long="1"}', 2, 5),
+    "file": ('FILE {hl="text" long="1"}', 1, 1),
+    "diff": ('OLD NEW {whole="1"}', 2, 2),
+    "compare": ("", 0, 0),
+    "table": ("FILE [KEY]", 1, 2),
+    "gpus": ('"text if there is none"', 1, 1),
+}
+Options = dict[str, list[str]]
 COPIES = "source"  # the folder of the site that has the files, see hooks.py
 linked: set[str] = set()  # these
 REST = re.compile(r"""((?:"[^"]*"|'[^']*'|[^{"'])*)(?:\{(.*)\})?\s*""")
@@ -62,32 +69,19 @@ def link(md: Markdown, repo: str, path: str, part: range | None = None) -> str:
     return f"{'../' * depth or './'}{COPIES}/{path}.txt"
 
 
-@dataclass
-class Line:
-    """An @ line of a page, taken apart."""
-
-    form: str
-    words: list[str]  # texts keep their quotes, to be told from names
-    options: dict[str, list[str]]
-
-    @classmethod
-    def parse(cls, form: str, rest: str) -> Line:
-        match = REST.fullmatch(rest)
-        if not match:
-            raise SiteError(f"cannot read {rest.strip()!r}: a quote that is not closed?")
-        options: dict[str, list[str]] = {}
-        for option in shlex.split(match[2] or ""):
-            name, equals, value = option.partition("=")
-            if not equals:
-                raise SiteError(f'cannot read {option!r}: options are name="value"')
-            options.setdefault(name, []).append(value)
-        return cls(form, WORD.findall(match[1]), options)
-
-    def check(self, usage: str, fewest: int, most: int, allowed: set[str]) -> None:
-        if not fewest <= len(self.words) <= most:
-            raise SiteError(f"write @{self.form} {usage}")
-        if unknown := set(self.options) - allowed:
-            raise SiteError(f"@{self.form} has no option {sorted(unknown)}: {sorted(allowed)}")
+def parse(form: str, rest: str) -> tuple[list[str], Options]:
+    """The words of an @ line, whose texts keep their quotes, to be told from names; its options."""
+    match = REST.fullmatch(rest)
+    if not match:
+        raise SiteError(f"cannot read {rest.strip()!r}: a quote that is not closed?")
+    usage, fewest, most = FORMS[form]
+    words, options = WORD.findall(match[1]), {}
+    for option in shlex.split(match[2] or ""):
+        name, _, value = option.partition("=")
+        options.setdefault(name, []).append(value)
+    if not fewest <= len(words) <= most or any(f"{name}=" not in usage for name in options):
+        raise SiteError(f"write @{form} {usage}")
+    return words, options
 
 
 class CodeAlong(Preprocessor):
@@ -121,11 +115,10 @@ class CodeAlong(Preprocessor):
     def replace(self, indent: str, form: str, rest: str) -> list[str]:
         if form not in FORMS:
             raise SiteError(f"there is no @{form}: use {', '.join('@' + f for f in FORMS)}")
-        line = Line.parse(form, rest)
-        if form in ("table", "gpus"):
-            return getattr(self, form)(line)
-        html = getattr(self, form)(line)
-        return ["", indent + self.md.htmlStash.store(html), ""]
+        made = getattr(self, form)(*parse(form, rest))
+        if isinstance(made, list):  # of Markdown
+            return made
+        return ["", indent + self.md.htmlStash.store(made), ""]
 
     def link(self, path: str, part: range | None = None) -> str:
         return link(self.md, self.repo, path, part)
@@ -134,27 +127,24 @@ class CodeAlong(Preprocessor):
         """With its comments in the language of the page."""
         return translated(source, language_of(self.md))
 
-    def code(self, line: Line) -> str:
-        usage = 'FILE NAME ["text" [.. "text"]] {hl="text" long="1"}'
-        line.check(usage, 2, 5, {"hl", "long"})
-        path, selector, *texts = line.words
+    def code(self, words: list[str], options: Options) -> str:
+        path, selector, *texts = words
         source = read(path)
         to = ".." in texts
         before = texts[: texts.index("..")] if to else texts
         after = texts[texts.index("..") + 1 :] if to else []
         if len(before) > 1 or len(after) > 1 or any(t[0] not in "\"'" for t in before + after):
-            raise SiteError(f"write @code {usage}")
+            raise SiteError(f"write @code {FORMS['code'][0]}")
         first, last = (t[0][1:-1] if t else None for t in (before, after))
         part = source.part(selector, first, last, to=to)
-        return self.listing(source, part, line.options, MOST_LINES)
+        return self.listing(source, part, options, MOST_LINES)
 
-    def file(self, line: Line) -> str:
-        line.check("FILE", 1, 1, {"hl", "long"})
-        source = read(line.words[0])
+    def file(self, words: list[str], options: Options) -> str:
+        source = read(words[0])
         part = range(1, len(source.lines) + 1)
-        return self.listing(source, part, line.options, MOST_FILE_LINES)
+        return self.listing(source, part, options, MOST_FILE_LINES)
 
-    def listing(self, source: Source, part: range, options: dict[str, list[str]], most: int) -> str:
+    def listing(self, source: Source, part: range, options: Options, most: int) -> str:
         """Real line numbers, and as Material has it: its copy button and colours find the code."""
         if len(part) > most and "long" not in options:
             where = f"{part.start} to {part.stop - 1}"
@@ -185,15 +175,13 @@ class CodeAlong(Preprocessor):
             "\n</code></pre></div></figure>"
         )
 
-    def diff(self, line: Line) -> str:
-        line.check("OLD NEW", 2, 2, {"whole"})
-        old, new = (self.shown(read(path)) for path in line.words)
-        context = 10_000 if "whole" in line.options else CONTEXT
+    def diff(self, words: list[str], options: Options) -> str:
+        old, new = (self.shown(read(path)) for path in words)
+        context = 10_000 if "whole" in options else CONTEXT
         return diff_html(old, new, self.link, context)
 
-    def compare(self, line: Line) -> str:
+    def compare(self, words: list[str], options: Options) -> str:
         """Two lists to choose from; compare.js does the rest."""
-        line.check("", 0, 0, set())
         paths = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("0[1-9]_*/main.py"))
         links = [self.link(path) for path in paths]
         choices = ["", ""]
@@ -210,9 +198,8 @@ class CodeAlong(Preprocessor):
             f'<script type="application/json">{compare_data(paths)}</script></div>'
         )
 
-    def table(self, line: Line) -> list[str]:
-        line.check("FILE [KEY]", 1, 2, set())
-        path, *key = line.words
+    def table(self, words: list[str], options: Options) -> list[str]:
+        path, *key = words
         file = ROOT / path
         if not file.is_file():
             raise SiteError(f"there is no file {path}: which tool writes it?")
@@ -224,9 +211,8 @@ class CodeAlong(Preprocessor):
             text = parts[key[0]]
         return ["", *text.strip().splitlines(), ""]
 
-    def gpus(self, line: Line) -> list[str]:
+    def gpus(self, words: list[str], options: Options) -> list[str]:
         """The results of gpu_check.py that have been sent, or the text if there is none."""
-        line.check('"text if there is none"', 1, 1, set())
         lines: list[str] = []
         for path in sorted(ROOT.glob("docs/assets/results/gpu-*/gpu.json")):
             result = json.loads(path.read_text(encoding="utf-8"))
@@ -236,16 +222,7 @@ class CodeAlong(Preprocessor):
             for row in checks:
                 cells = [row["group"], row["name"], row["status"], row["text"].replace("|", ",")]
                 lines.append(f"| {' | '.join(cells)} |")
-        return [*lines, ""] if lines else [line.words[0][1:-1]]
-
-
-class JoinedLines(InlineProcessor):
-    """A line break between two Chinese characters would show as a gap; between words it is one."""
-
-    CHINESE = r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef，。；：！？、（）《》“”]"
-
-    def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:
-        return "", m.start(0), m.end(0)
+        return [*lines, ""] if lines else [words[0][1:-1]]
 
 
 class RepositoryLinks(Treeprocessor):
@@ -323,10 +300,6 @@ class CodeAlongExtension(Extension):
         md.preprocessors.register(CodeAlong(md, repo), "codealong", 27)
         # Below 0, MkDocs' own, which would look for these files among the pages.
         md.treeprocessors.register(RepositoryLinks(md, repo), "repository_links", -1)
-        # Below 190, where `code` is taken out; above all other patterns.
-        ours, markup = JoinedLines.CHINESE, r"(?:\*\*|\*)"
-        pattern = rf"(?<={ours})\n(?={markup}?{ours})|(?<={ours}\*\*)\n(?={ours})"
-        md.inlinePatterns.register(JoinedLines(pattern, md), "joined_lines", 185)
         md.treeprocessors.register(ShortCode(md), "short_code", 15)  # below 20, inline patterns
         WalkExtension().extendMarkdown(md)
 

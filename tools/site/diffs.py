@@ -4,12 +4,13 @@ on a wide screen. docs/assets/javascripts/compare.js makes the same HTML from th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from difflib import SequenceMatcher
 from html import escape
 from itertools import combinations
 
-from .source import Source, read, to_html, words
+from .source import Source, read, to_html
 
 CONTEXT = 3
 # kind ("=", "-" or "+"), line number in the left file, in the right file (0: not in it), HTML of
@@ -21,7 +22,7 @@ Hunk = tuple[str, list[Row]]  # the function that it begins in, and the rows
 def changed_words(old: str, new: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """What to mark in a line and in the one that replaced it: nothing if they have little in
     common, where marks would only flicker."""
-    ours, theirs = words(old), words(new)
+    ours, theirs = (re.findall(r"\w+|\s+|.", line) for line in (old, new))
     matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
     if matcher.ratio() < 0.5:
         return [], []
@@ -78,16 +79,11 @@ def row_html(row: Row) -> str:
     return f'{twin}<div class="cd-new" data-l="{new}" {place}>{html}</div>'
 
 
-def counts(found: list[Hunk]) -> tuple[int, int]:
-    """Lines added and lines removed."""
-    kinds = [row[0] for _, rows in found for row in rows]
-    return kinds.count("+"), kinds.count("-")
-
-
 def diff_html(old: Source, new: Source, link: Callable[[str], str], context: int = CONTEXT) -> str:
     """The whole difference, with a head that names both files."""
     found = hunks(old, new, context)
-    added, removed = counts(found)
+    kinds = [row[0] for _, rows in found for row in rows]
+    added, removed = kinds.count("+"), kinds.count("-")
     body = "".join(
         f'<div class="cd-hunk"><div class="cd-name">{escape(name)}</div>'
         f"{''.join(map(row_html, rows))}</div>"

@@ -207,10 +207,6 @@ def main(argv: list[str] | None = None) -> None:
         flag = "--" + field.name.replace("_", "-")
         parser.add_argument(flag, type=field.type, metavar="N", help=f"instead of {field.default}")
     given = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
-    for name, value in given.items():
-        free = name == "least_step_ms" and value == 0  # a step may cost nothing but its images
-        if not (0 < value < math.inf or free):
-            parser.error(f"--{name.replace('_', '-')} {value} is not a number above 0")
     assume = replace(Assumptions(), **given)
     if given:
         print(tables("en", assume))

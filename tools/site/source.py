@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import io
 import json
-import re
 import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -254,7 +253,3 @@ def translated(source: Source, language: str) -> Source:
         before, _, after = lines[n - 1].rpartition(text)
         lines[n - 1] = before + known[text] + after
     return Source(source.path, "\n".join(lines) + "\n")
-
-
-def words(text: str) -> list[str]:
-    return re.findall(r"\w+|\s+|.", text)
