@@ -261,7 +261,7 @@ def test_odd_image_is_used(
     (trained,), (evaluated,) = rows(tmp_path / "out", "train"), rows(tmp_path / "out", "eval")
     assert trained["step"] == 1 and evaluated["images"] == len(USABLE) == 6
     assert math.isfinite(trained["loss"]) and math.isfinite(evaluated["loss"])
-    assert check_imagenet.main([str(tmp_path / "data"), "--workers", "1"]) == 0
+    assert check_imagenet.main([str(tmp_path / "data"), "--decode"]) == 0
     assert "error: " not in capsys.readouterr().out
     for kind in USABLE:
         outcome = "decoded, trains and evaluates among 6 images, loss finite"
@@ -281,7 +281,7 @@ def test_unusable_image_is_named(
     (answer,) = crew.run(call, HUB, [*DATA, "--batch-size", "9"], tmp_path)
     assert_says(last_words(answer), "not a single 8-bit image: data/train/a/x.jpg")
     assert not list(tmp_path.glob("out/*.pt*"))
-    assert check_imagenet.main([str(tmp_path / "data"), "--workers", "1"]) == 1
+    assert check_imagenet.main([str(tmp_path / "data"), "--decode"]) == 1
     assert str(bad) in capsys.readouterr().out
     outcome = "refused with its path; check_imagenet.py names it"
     fault_table("image: animated GIF named .jpg", HUB, outcome, None)
