@@ -12,13 +12,11 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from run_log import Event, Run, RunLogError, read_run, run_folder, run_names
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+import matplotlib.style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from run_log import Event, Run, RunLogError, read_run, run_folder
 
 SIZE_INCHES, DPI = (12.8, 5.6), 125
 # Okabe and Ito's palette, without its yellow: readers who are colour-blind can tell these apart.
@@ -42,20 +40,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if len(args.runs) > len(COLORS):
         parser.error(f"{len(args.runs)} runs: give at most {len(COLORS)}, or colours look alike")
+    if len(args.runs) > 1 and not args.out:
+        parser.error("where to draw several runs? add --out compare.png")
+    if args.out and args.out.exists():
+        parser.error(f"--out {args.out} exists: give another one, or remove it first")
     return args
-
-
-def choose_out(out: Path | None, folders: list[Path]) -> Path:
-    """The file to write, after the checks that keep other files safe."""
-    if out is None:
-        if len(folders) > 1:
-            raise RunLogError("where to draw several runs? add --out compare.png")
-        return folders[0] / "curve.png"
-    if out.suffix != ".png":
-        raise RunLogError(f"--out {out} is not a .png: give --out {out.with_suffix('.png')}")
-    if out.exists():
-        raise RunLogError(f"{out} exists: give another --out, or remove it first")
-    return out
 
 
 def many_steps(rows: list[Event]) -> list[Event]:
@@ -80,7 +69,7 @@ def smooth(values: list[float], window: int) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def draw_run(axes: "Axes", run: Run, name: str, colors: Sequence[str], labels: Sequence) -> None:
+def draw_run(axes: Axes, run: Run, name: str, colors: Sequence[str], labels: Sequence) -> None:
     """The training curve, thin and averaged where it has many points, and that of validation."""
     steps, values = points(many_steps(run.train), name)
     if len(values) >= SMOOTH_FROM:
@@ -94,13 +83,11 @@ def draw_run(axes: "Axes", run: Run, name: str, colors: Sequence[str], labels: S
     axes.plot(steps, values, color=colors[1], label=labels[1], **bold)
 
 
-def draw(runs: list[Run], names: list[str]) -> "Figure":
+def draw(runs: list[Run], names: list[str]) -> Figure:
     """The picture: loss on the left, accuracy on the right.
 
     With one run the colours tell training from validation, with several they tell the runs apart.
     """
-    from matplotlib.figure import Figure
-
     # A Figure of its own, without pyplot, is drawn by Agg: no display is needed.
     figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
@@ -119,7 +106,7 @@ def draw(runs: list[Run], names: list[str]) -> "Figure":
     return figure
 
 
-def decorate(axes: "Axes", title: str) -> None:
+def decorate(axes: Axes, title: str) -> None:
     """What both halves have in common: a title, a light grid, and no box."""
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=10)
     axes.set_xlabel("step", fontsize=11, color=QUIET)
@@ -147,25 +134,16 @@ def facts(run: Run, name: str) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
     try:
-        import matplotlib
-    except ImportError as error:
-        raise SystemExit(f"plot.py needs matplotlib ({error}): pip install matplotlib") from error
-    try:
-        folders = [run_folder(path) for path in args.runs]
-        names = run_names(folders)
-        out = choose_out(args.out, folders)
-        runs = [read_run(folder) for folder in folders]
+        out = args.out or run_folder(args.runs[0]) / "curve.png"
+        runs = [read_run(folder) for folder in args.runs]
         for run in runs:
             if not run.train and not run.eval:
                 raise RunLogError(f"{run.path} has no train or eval row yet: try again later")
-        # The picture is the same whatever the user's own settings are.
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
-            # A name with a $ in it is a name, not a formula.
-            matplotlib.rcParams["text.parse_math"] = False
-            draw(runs, names).savefig(out)
-    except (RunLogError, OSError) as error:
+    except RunLogError as error:
         raise SystemExit(str(error)) from error
+    # Whatever the user's own settings are; and a name with a $ in it is a name, not a formula.
+    with matplotlib.style.context(["default", {"text.parse_math": False}]):
+        draw(runs, args.runs).savefig(out)
     print(out)
 
 

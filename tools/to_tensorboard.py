@@ -5,7 +5,7 @@
     tensorboard --logdir runs
 
 RUN is a chapter's --output-dir. Called again, it replaces the event files that it wrote before, so
-no point is doubled; a folder RUN/tensorboard that holds anything else is refused.
+no point is doubled, and no others.
 
 With --follow it goes on until the run writes its last line, or until Ctrl-C. A run that is killed
 and resumed meanwhile is followed on.
@@ -15,22 +15,17 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from run_log import FIELDS, Event, Run, RunLogError, read_run, run_folder
+from run_log import FIELDS, Event, Run, RunLogError, read_run
+from torch.utils.tensorboard import SummaryWriter
 
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
-# The end of the name of every file written here: what may be replaced, and what is not ours.
+# The end of the name of every file written here: what may be replaced.
 SUFFIX = ".from_metrics"
 SECONDS_BETWEEN_LOOKS = 5
 
 
-def open_writer(run: Run, purge_step: int | None) -> "SummaryWriter":
+def open_writer(run: Run, purge_step: int | None) -> SummaryWriter:
     """A new event file; TensorBoard forgets what older ones have from `purge_step` on."""
-    from torch.utils.tensorboard import SummaryWriter
-
     folder = run.path.parent / "tensorboard"
     writer = SummaryWriter(folder, purge_step=purge_step, filename_suffix=SUFFIX)
     # Four spaces begin a block of code: TensorBoard shows text as Markdown.
@@ -39,7 +34,7 @@ def open_writer(run: Run, purge_step: int | None) -> "SummaryWriter":
     return writer
 
 
-def write_rows(writer: "SummaryWriter", rows: list[Event]) -> None:
+def write_rows(writer: SummaryWriter, rows: list[Event]) -> None:
     """Every number of the rows, at its step and time."""
     for row in rows:
         for name in FIELDS[row["event"]]:
@@ -52,12 +47,8 @@ def write_rows(writer: "SummaryWriter", rows: list[Event]) -> None:
 def convert(path: str, follow: bool) -> None:
     """Write the run's event files, once or until the run ends."""
     run = read_run(path)
-    folder = run_folder(path) / "tensorboard"
-    old = list(folder.glob("*"))
-    for file in old:
-        if not file.name.endswith(SUFFIX):
-            raise RunLogError(f"{folder} holds another file ({file.name}): move it away first")
-    for file in old:
+    folder = run.path.parent / "tensorboard"
+    for file in folder.glob(f"*{SUFFIX}"):
         file.unlink()
 
     written: list[Event] = []
@@ -92,14 +83,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--follow", action="store_true", help="go on until the run ends, or Ctrl-C")
     args = parser.parse_args(argv)
     try:
-        import torch.utils.tensorboard  # noqa: F401
-    except ImportError as error:
-        raise SystemExit(
-            f"to_tensorboard.py needs TensorBoard ({error}): pip install torch tensorboard"
-        ) from error
-    try:
         convert(args.run, args.follow)
-    except (RunLogError, OSError) as error:
+    except RunLogError as error:
         raise SystemExit(str(error)) from error
 
 

@@ -165,7 +165,9 @@ def test_broken_files(tree: Path, tmp_path: Path) -> None:
     command = [sys.executable, TOOLS / "check_imagenet.py", tree, "--workers", 2, "--decode"]
     result = run([*command, "--list-bad", tmp_path / "bad.txt"], tmp_path, 60)
     lines = result.stdout.splitlines()
-    assert result.returncode == 1 and f"error: {len(wanted)} files that no chapter can read" in lines
+    assert (
+        result.returncode == 1 and f"error: {len(wanted)} files that no chapter can read" in lines
+    )
     said = [line.removeprefix(f"    {folder}/") for line in lines if line.startswith("    ")]
     told = dict(line.removesuffix(")").split(" (", 1) for line in said)
     assert told.keys() == wanted.keys()

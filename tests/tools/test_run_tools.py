@@ -16,7 +16,7 @@ pytest.importorskip("tensorboard", reason=NEEDS)
 import plot  # noqa: E402
 import to_tensorboard  # noqa: E402
 from harness import TOOLS, run  # noqa: E402
-from run_log import FIELDS, RunLogError, read_run, run_names  # noqa: E402
+from run_log import FIELDS, RunLogError, read_run  # noqa: E402
 
 Row = dict[str, Any]
 START_TIME = 1_700_000_000.0
@@ -65,14 +65,11 @@ def append(folder: Path, text: str) -> None:
         file.write(text)
 
 
-def refusal(main: Callable[[list[str]], None], *argv: str | Path) -> str:
-    """The one line with which a tool refuses its command line."""
+def refused(main: Callable[[list[str]], None], *argv: str | Path) -> str:
+    """What Python prints of the exit with which a tool refuses its command line."""
     with pytest.raises(SystemExit) as caught:
         main([str(word) for word in argv])
-    message = caught.value.code
-    # A string: Python prints it and exits with 1.
-    assert isinstance(message, str) and message and "\n" not in message
-    return message
+    return str(caught.value.code)
 
 
 # ---- the reader ----
@@ -117,19 +114,14 @@ def test_what_a_killed_run_left_before_a_start_is_skipped(tmp_path: Path, left_b
 
 @pytest.mark.parametrize(
     "broken",
-    [HALF + "\n" + lines(train(9)), "[1, 2]\n", '{"event": "eval", "step": 4, "acc1": "high"}\n'],
-    ids=["no JSON", "no event", "no number"],
+    [HALF + "\n" + lines(train(9)), "[1, 2]\n"],
+    ids=["no JSON", "no event"],
 )
 def test_a_broken_line_is_named(tmp_path: Path, broken: str) -> None:
     folder = write_run(tmp_path, start(), *rows_to(2))
     append(folder, broken)
     with pytest.raises(RunLogError, match=r"metrics\.jsonl, line 4: no event of a run"):
         read_run(folder)
-
-
-def test_names_are_as_short_as_they_can_be() -> None:
-    assert run_names([Path("b/02"), Path("b/04")]) == ["02", "04"]
-    assert run_names([Path("a/02"), Path("b/02")]) == ["a/02", "b/02"]
 
 
 # ---- the picture ----
@@ -172,16 +164,14 @@ def test_pictures_replace_their_own_kind_only(tmp_path: Path) -> None:
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
 
     (tmp_path / "mine.png").write_bytes(b"mine")
-    assert "mine.png exists" in refusal(plot.main, folder, "--out", tmp_path / "mine.png")
+    assert refused(plot.main, folder, "--out", tmp_path / "mine.png") == "2"
     assert (tmp_path / "mine.png").read_bytes() == b"mine"
     other = write_run(tmp_path / "other", start(), *rows_to(4))
-    assert "--out compare.png" in refusal(plot.main, folder, other)
+    assert refused(plot.main, folder, other) == "2"
     plot.main([str(folder), str(other), "--out", str(tmp_path / "both.png")])
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
-
     begun = write_run(tmp_path / "begun", start())
-    assert "no train or eval row" in refusal(plot.main, begun)
-    assert not list(begun.glob("*.png"))
+    assert "no train or eval row" in refused(plot.main, begun)
 
 
 # ---- TensorBoard ----
@@ -216,6 +206,8 @@ def test_event_files_hold_the_rows(tmp_path: Path) -> None:
     rows = rows_to(8)
     rows[2]["max_memory"] = None
     folder = write_run(tmp_path / "run", start(), *rows)
+    (folder / "tensorboard").mkdir()
+    (folder / "tensorboard" / "mine").write_bytes(b"mine")
     to_tensorboard.main([str(folder)])
     assert_shows(folder, rows)
     (text,) = read_events(folder).Tensors("start/text_summary")
@@ -225,12 +217,7 @@ def test_event_files_hold_the_rows(tmp_path: Path) -> None:
     to_tensorboard.main([str(folder)])
     kept = [row for row in rows if row["step"] <= 6] + rows_to(9, first=7, shift=0.5)
     assert_shows(folder, kept)
-
-    mine = folder / "tensorboard" / "events.out.tfevents.1.mine"
-    mine.write_bytes(b"mine")
-    before = sorted((folder / "tensorboard").iterdir())
-    assert mine.name in refusal(to_tensorboard.main, folder)
-    assert sorted((folder / "tensorboard").iterdir()) == before and mine.read_bytes() == b"mine"
+    assert (folder / "tensorboard" / "mine").read_bytes() == b"mine"
 
 
 def test_follow_goes_on_to_the_end_of_the_run_through_a_resume(
@@ -269,20 +256,13 @@ def test_follow_goes_on_to_the_end_of_the_run_through_a_resume(
 
 
 @pytest.mark.parametrize("main", [plot.main, to_tensorboard.main], ids=["plot", "to_tensorboard"])
-def test_refusals_are_one_line_and_write_nothing(
-    tmp_path: Path, main: Callable[[list[str]], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusals_write_nothing(tmp_path: Path, main: Callable[[list[str]], None]) -> None:
     for name, text, says in (
         ("empty", "", "no start event yet"),
         ("text", "step,loss\n", "line 1: no event of a run"),
         ("no_start", lines(*rows_to(3)), "train before any start"),
     ):
         append(write_run(tmp_path / name), text)
-        assert says in refusal(main, tmp_path / name)
-    assert "give a run's --output-dir" in refusal(main, tmp_path / "none")
-    assert f"such as {tmp_path / 'empty'}" in refusal(main, tmp_path)
-
-    library = "matplotlib" if main is plot.main else "torch.utils.tensorboard"
-    monkeypatch.setitem(sys.modules, library, None)
-    assert "pip install" in refusal(main, write_run(tmp_path / "run", start(), *rows_to(4)))
+        assert says in refused(main, tmp_path / name)
+    assert "give a run's --output-dir" in refused(main, tmp_path)
     assert {path.name for path in tmp_path.glob("*/*")} == {"metrics.jsonl"}

@@ -1,5 +1,6 @@
 """The toy ImageNet: same seed, same bytes; the class is the shape alone; no ruins."""
 
+import io
 import os
 import signal
 import sys
@@ -43,14 +44,9 @@ def test_same_seed_gives_the_same_bytes_with_any_number_of_workers(tmp_path: Pat
     assert two.keys() == names and len(names) > 2 * toy_imagenet.PICTURES_PER_TASK
     assert len(one) == 24 and one.items() <= two.items()
     assert len({*two.values(), *other.values()}) == 40 + 24, "no two pictures are alike"
-
-
-def test_pictures_are_jpegs_of_the_size_asked_for(tmp_path: Path) -> None:
-    tasks = [(tmp_path / f"{i}.jpg", "star", [0, i]) for i in range(20)]
-    toy_imagenet.write_pictures(tasks, size=100)
-    pictures = [Image.open(path) for path, _, _ in tasks]
+    pictures = [Image.open(io.BytesIO(picture)) for picture in two.values()]
     assert {(p.format, p.mode) for p in pictures} == {("JPEG", "RGB")}
-    assert {p.size for p in pictures} == {(100, 75), (75, 100)}
+    assert {p.size for p in pictures} == {(64, 48), (48, 64)}
 
 
 # ---- the pictures ----
@@ -87,17 +83,14 @@ def test_shapes_differ_and_nothing_else_follows_from_the_label(
 # ---- refusals and failures ----
 
 
-def test_refusals_touch_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals_touch_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/note.txt").write_text("keep me")
     for taken in ("mine", "mine/note.txt"):
         with pytest.raises(SystemExit, match=f"{taken} exists: name a new folder"):
             toy_imagenet.main([str(tmp_path / taken)])
-    for flag in (f"--classes={len(SHAPES) + 1}", "--per-class=0", "--size=31", "--workers=few"):
-        with pytest.raises(SystemExit) as stop:
-            toy_imagenet.main([str(tmp_path / "toy"), flag])
-        assert stop.value.code == 2
-        assert flag.split("=")[0] in capsys.readouterr().err.splitlines()[-1]
+    with pytest.raises(SystemExit, match="2"):
+        toy_imagenet.main([str(tmp_path / "toy"), f"--classes={len(SHAPES) + 1}"])
     assert contents(tmp_path) == {"mine/note.txt": b"keep me"}
 
 
