@@ -5,10 +5,10 @@
     python tools/gpu_check.py --only speed --minutes 5   # one group
     python tools/gpu_check.py --device cpu --minutes 2   # the same code on CPUs, small
 
-Prints a line for each check (ok, FAILED, cut short, not here: why) and writes gpu.json and gpu.md
-into --out after each of them, so a run that is cut off has kept what it found. Ends with status 1
-if a check failed, or else with 3 if the minutes did not suffice for all. Minutes are shared out by
-group: a slow group takes nothing from those after it.
+Prints a line for each check (ok, FAILED, cut short, not here: why) and writes gpu.json into --out
+after each of them, so a run that is cut off has kept what it found. Ends with status 1 if a check
+failed, or else with 3 if the minutes did not suffice for all. Minutes are shared out by group: a
+slow group takes nothing from those after it.
 """
 
 import argparse
@@ -190,23 +190,6 @@ def limits(box: Box) -> str:
     if box.data["wrong"]:
         raise Failed("; ".join(box.data["wrong"]))
     return box.data["text"]
-
-
-@check("machine", "copies to the GPU")
-def copies(box: Box) -> str:
-    if box.device == "cpu":
-        raise NotHere("no GPU")
-    box.data = box.probe("copies")
-    return "{pinned:.1f} GB/s from pinned memory, {pageable:.1f} from pageable".format(**box.data)
-
-
-@check("machine", "peer access")
-def peers(box: Box) -> str:
-    if box.gpus < 2:
-        raise NotHere("one GPU or none")
-    box.data = box.probe("peers")
-    missing = box.data["without"]
-    return f"not between {missing}: through the CPU's memory" if missing else "between all GPUs"
 
 
 @check("machine", "all-reduce")
@@ -400,15 +383,10 @@ def scaling(box: Box) -> str:
 
 # ---- the run ----
 def write(out: Path, head: dict, results: list[Result]) -> None:
-    """Whole files at any time: they are renamed into place."""
-    lines = [", ".join(f"{name} {value}" for name, value in head.items()), ""]
-    lines += ["| group | check | | |", "| --- | --- | --- | --- |"]
-    for r in results:
-        lines.append(f"| {r.group} | {r.name} | {r.status} | {r.text.replace('|', ',')} |")
-    data = json.dumps(head | {"checks": [asdict(result) for result in results]}, indent=1)
-    for name, text in (("gpu.json", data), ("gpu.md", "\n".join(lines))):
-        (out / f"{name}.tmp").write_text(text + "\n")
-        os.replace(out / f"{name}.tmp", out / name)
+    """A whole file at any time: it is renamed into place."""
+    data = head | {"checks": [asdict(result) for result in results]}
+    (out / "gpu.json.tmp").write_text(json.dumps(data, indent=1) + "\n")
+    os.replace(out / "gpu.json.tmp", out / "gpu.json")
 
 
 def perform(box: Box, result: Result, function: Callable[[Box], str]) -> None:
@@ -416,15 +394,11 @@ def perform(box: Box, result: Result, function: Callable[[Box], str]) -> None:
     box.command, box.output, box.data = "", "", {}
     try:
         result.status, result.text = "ok", function(box)
-    except NotHere as why:
-        result.status, result.text = "not here", str(why)
-    except CutShort as why:
-        result.status, result.text = "cut short", str(why)
-        result.output = box.output[-4000:]
-    except Exception as error:  # Failed, or a log that is not as it should be
-        kind = "" if isinstance(error, Failed) else f"{type(error).__name__}: "
-        result.status, result.text = "FAILED", f"{kind}{error}"
-        result.output = box.output[-4000:]
+    except Exception as error:  # one of ours, or a log that is not as it should be
+        statuses = {NotHere: "not here", CutShort: "cut short"}
+        result.status = statuses.get(type(error), "FAILED")
+        kind = "" if type(error) in (*statuses, Failed) else f"{type(error).__name__}: "
+        result.text, result.output = f"{kind}{error}", box.output[-4000:]
     result.seconds = round(time.monotonic() - start, 1)
     result.data, result.command = box.data, box.command
 

@@ -89,27 +89,6 @@ def apex(device: str) -> None:
     tell(here=bool(here))
 
 
-def copies(device: str) -> None:
-    """GB/s from the CPU to the GPU."""
-    rates = {}
-    for name in ("pageable", "pinned"):
-        images = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=name == "pinned")
-        for _ in range(2):  # the first one warms up
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(4):
-                images.to(device, non_blocking=True)
-            torch.cuda.synchronize()
-            rates[name] = 4 * images.numel() / (time.perf_counter() - start) / 1e9
-    tell(**rates)
-
-
-def peers(device: str) -> None:
-    count = torch.cuda.device_count()
-    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
-    tell(without=[pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)])
-
-
 def all_reduce(device: str) -> None:
     """Bus bandwidth as nccl-tests count it: 2 (N - 1) / N times the bytes."""
     place, found = join(device), {}

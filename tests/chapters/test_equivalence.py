@@ -105,8 +105,5 @@ def test_batchnorm_sees_the_batch_of_its_rank(crew: Crew, tmp_path: Path) -> Non
             state = load_state(folder / "checkpoint.pt")
             differences[build, world_size] = difference(train_plainly(build, HIGH_RATE)[0], state)
             assert any("running_mean" in name for name in state["model"])
-    print("\nlargest difference of a parameter to the plain loop's:")
-    for (build, world_size), value in differences.items():
-        print(f"  {build.__name__:24} world size {world_size}: {value:.1e}")
     assert differences.pop((tiny_batchnorm, 2)) > 1e-3
     assert max(differences.values()) < 1e-10

@@ -90,16 +90,6 @@ def test_bit_for_bit(
     assert numbers(cut) == numbers(whole)
 
 
-def test_the_model_of_that_proof_is_random(crew: Crew, tmp_path: Path, image_folder: Path) -> None:
-    """Another seed gives another result: otherwise the test above could not see a lost seed."""
-    argv = ["--data", image_folder, *BATCH, "--epochs", 1, "--workers", 0]
-    for seed in (5, 6):
-        own = [*argv, "--seed", seed, "--output-dir", tmp_path / str(seed)]
-        train(crew, "02_distributed", 2, own, build_model=stateful)
-    a, b = (load_state(tmp_path / str(seed) / "checkpoint.pt") for seed in (5, 6))
-    assert not torch.equal(a["model"]["layers.6.weight"], b["model"]["layers.6.weight"])
-
-
 # Each chapter's checkpoint goes on in another one, and each goes on from another one's.
 ORDER = [CHAPTERS[n] for n in (0, 4, 1, 5, 2, 6, 3)]
 RING = list(zip(ORDER, [*ORDER[1:], ORDER[0]], strict=True))
@@ -160,42 +150,21 @@ def test_what_is_typed_counts(crew: Crew, tmp_path: Path) -> None:
     assert group["weight_decay"] == 0
 
 
-def test_checkpoints_of_before(crew: Crew, tmp_path: Path) -> None:
-    """One with the state of a schedule, and of a fused SGD, goes on as one without."""
-    argv = ["--synthetic", 24, *BATCH, "--epochs", 2, "--workers", 0]
-    patches = {"build_model": plain_float64}
-    first = [*argv, "--output-dir", tmp_path / "new"]
-    train(crew, "02_distributed", 1, first, **patches, save_checkpoint=save_every_epoch)
-    state = load_state(tmp_path / "new/after1.pt")
-    state["schedule"] = {"base_lrs": [9.0], "last_epoch": 77}
-    state["optimizer"]["param_groups"][0] |= {"fused": True, "lr": 9.0, "initial_lr": 9.0}
-    torch.save(state, tmp_path / "old.pt")
-    again = [*argv, "--resume", tmp_path / "old.pt", "--output-dir", tmp_path / "old"]
-    train(crew, "02_distributed", 1, again, **patches)
-    new, old = (load_state(tmp_path / name / "checkpoint.pt") for name in ("new", "old"))
-    assert_same(without_args(new), without_args(old))
-
-
-def test_auto_without_a_checkpoint_starts_afresh(crew: Crew, tmp_path: Path) -> None:
-    """In a new folder, and in one whose run ended before its first checkpoint."""
+def test_auto(crew: Crew, tmp_path: Path) -> None:
+    """It starts afresh in a new folder, and in one whose run ended before its first checkpoint;
+    of a finished run there is nothing left to do."""
     argv = ["--synthetic", 24, *BATCH, "--epochs", 1, "--workers", 0, "--resume", "auto"]
     argv += ["--output-dir", tmp_path / "run"]
+    checkpoint = tmp_path / "run/checkpoint.pt"
     train(crew, "02_distributed", 1, argv, build_model=plain_float64)
-    (tmp_path / "run/checkpoint.pt").unlink()
+    checkpoint.unlink()
     train(crew, "02_distributed", 1, argv, build_model=plain_float64)
+    before = checkpoint.read_bytes()
+    train(crew, "02_distributed", 1, argv, build_model=plain_float64)
+    assert checkpoint.read_bytes() == before
     starts = rows(tmp_path / "run", "start")
-    assert [row["resumed_from_step"] for row in starts] == [0, 0]
-    assert load_state(tmp_path / "run/checkpoint.pt")["global_step"] == 2
-
-
-def test_a_finished_run_has_nothing_left_to_do(crew: Crew, tmp_path: Path) -> None:
-    argv = ["--synthetic", 24, *BATCH, "--epochs", 1, "--workers", 0]
-    argv += ["--output-dir", tmp_path / "run"]
-    train(crew, "02_distributed", 1, argv, build_model=plain_float64)
-    before = (tmp_path / "run/checkpoint.pt").read_bytes()
-    train(crew, "02_distributed", 1, [*argv, "--resume", "auto"], build_model=plain_float64)
-    assert (tmp_path / "run/checkpoint.pt").read_bytes() == before
-    assert len(rows(tmp_path / "run", "eval")) == 1 and len(rows(tmp_path / "run", "end")) == 2
+    assert [row["resumed_from_step"] for row in starts] == [0, 0, 2]
+    assert len(rows(tmp_path / "run", "eval")) == 2 and len(rows(tmp_path / "run", "end")) == 3
 
 
 def test_saving_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

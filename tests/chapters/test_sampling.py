@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from crew import Crew, call_main
-from harness import CHAPTERS, HOROVOD, SLURM, load_chapter
+from harness import CHAPTERS, SLURM, load_chapter
 from tiers import table
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from with_tiny_model import tiny_float32
 
 WORLD_SIZES = {"01_dataparallel": (1,)}
@@ -23,19 +22,6 @@ LOADERS = ["02_distributed", SLURM]
 BATCH, EPOCHS = 12, 4
 
 
-class Numbers(Dataset):
-    """Stands for a training set: item n is n."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 # ------------------------------------------------------------------------- what the loaders deliver
 
 
@@ -44,9 +30,10 @@ def deliveries(chapter: str, images: int, world_size: int) -> list[list[list[set
     module = load_chapter(chapter)
     argv = ["--synthetic", "--batch-size", str(BATCH), "--seed", "5", "--workers", "0"]
     args = module.build_parser().parse_args(argv)
-    data = Numbers(images)
+    numbers = range(images)  # stands for a data set: item n is n
     loaders = [
-        module.build_loaders(args, data, data, rank, world_size)[0] for rank in range(world_size)
+        module.build_loaders(args, numbers, numbers, rank, world_size)[0]
+        for rank in range(world_size)
     ]
     epochs = []
     for epoch in range(EPOCHS):
@@ -122,19 +109,6 @@ def test_a_run_shuffles_anew_each_epoch(
 # ------------------------------------------------------------------------------------ augmentation
 
 
-class OneImage(Dataset):
-    """A data set that gives its first image for any number."""
-
-    def __init__(self, images: Dataset) -> None:
-        self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple:
-        return self.images[0]
-
-
 def note_images(args: object, model: object, loader: DataLoader, *others: object) -> None:
     """In place of train_one_epoch: note what each view of the image looks like."""
     NOTED.append([[image.numpy().tobytes() for image in images] for images, _ in loader])
@@ -146,7 +120,8 @@ def views_of_one_image(chapter: str, argv: list[str]) -> list[list[list[bytes]]]
 
     def one_image(args: object) -> tuple[Dataset, Dataset, int]:
         train_set, val_set, classes = build_datasets(args)
-        return OneImage(train_set), torch.utils.data.Subset(val_set, range(1)), classes
+        again_and_again = Subset(train_set, [0] * len(train_set))
+        return again_and_again, Subset(val_set, range(1)), classes
 
     NOTED.clear()
     patches = {"train_one_epoch": note_images, "build_datasets": one_image}
@@ -166,8 +141,8 @@ def views_of_one_image(chapter: str, argv: list[str]) -> list[list[list[bytes]]]
 def test_every_view_is_another(
     chapter: str, workers: int, crew: Crew, image_folder: Path, tmp_path: Path
 ) -> None:
-    """One image, cropped again and again: no rank, epoch, loader worker or seed sees what another
-    sees, and the same ones see the same when they are repeated."""
+    """One image, cropped again and again: no rank, epoch, loader worker or seed (they differ by one
+    here) sees what another sees, and the same ones see the same when they are repeated."""
     world_size = max(WORLD_SIZES.get(chapter, (2,)))
     argv = ["--data", str(image_folder), "--batch-size", "6", "--epochs", "3", "--image-size", "32"]
     argv += ["--workers", str(workers)]
@@ -192,48 +167,3 @@ def test_every_view_is_another(
     images = [image for batch in batches for image in batch]
     assert len(set(images)) > 0.95 * len(images)
     assert {len(image) for image in images} == {3 * 32 * 32}
-
-
-# ------------------------------------------------------------------------------------------- seeds
-
-
-def seeds_of_ranks(
-    chapter: str, seed: int, ranks: range, world_size: int, folder: str
-) -> list[list[int]]:
-    """In a crew member: run as one rank after the other, with nobody else there; the seed in
-    effect at the start of each epoch, by rank. Of a seed the generator takes the low 32 bits."""
-    seeds = []
-    patches = {
-        "setup_distributed": lambda args: (rank, world_size, torch.device("cpu")),
-        "wrap_model": lambda args, model: model,
-        "all_reduce_sum": lambda tensor: tensor.mul_(world_size),
-        "cleanup": lambda: None,
-        "build_model": tiny_float32,
-        "train_one_epoch": lambda *args: seeds[-1].append(torch.initial_seed() % 2**32),
-        "save_checkpoint": lambda *args: None,
-    }
-    if chapter == HOROVOD:
-        patches["build_optimizer"] = load_chapter("02_distributed").build_optimizer
-    # In 07 it returns more, which may be nothing.
-    patches["evaluate"] = lambda *args: (0.0,) if chapter == "07_dist_eval" else 0.0
-    argv = ["--synthetic", "64", "--batch-size", "64", "--image-size", "8", "--workers", "0"]
-    os.environ["WORLD_SIZE"] = str(world_size)
-    for rank in ranks:
-        seeds.append([])
-        os.environ["RANK"] = str(rank)
-        own = ["--seed", str(seed), "--output-dir", f"{folder}/seed{seed}rank{rank}"]
-        answer = call_main(chapter, argv + own, patches)
-        assert answer["exit"] is None, answer
-    return seeds
-
-
-@pytest.mark.parametrize("chapter", table(CHAPTERS, ["02_distributed"]))
-def test_no_two_ranks_or_epochs_share_a_seed(chapter: str, crew: Crew, tmp_path: Path) -> None:
-    """All 90 epochs of all 64 ranks of a run, and those of some ranks with the seed next to it."""
-    world_size = 1 if chapter in WORLD_SIZES else 64
-    seeds = []
-    for seed, ranks in ((0, range(world_size)), (1, range(0, world_size, 9))):
-        runs = crew.run(seeds_of_ranks, chapter, seed, ranks, world_size, str(tmp_path))[0]
-        assert [len(epochs) for epochs in runs] == [90] * len(ranks)
-        seeds += [seed for epochs in runs for seed in epochs]
-    assert len(set(seeds)) == len(seeds)

@@ -201,7 +201,6 @@ def test_places_of_real_tasks(ask: str, slurm: MiniSlurm, tmp_path: Path) -> Non
     assert seen == REQUESTS[ask]
 
 
-@pytest.mark.proof
 def test_a_task_that_starts_its_processes(slurm: MiniSlurm, folder: Callable[[str], Path]) -> None:
     """srun hands a signal on to its task and to the two processes that it has started."""
     here = folder("spawn")

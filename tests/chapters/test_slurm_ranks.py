@@ -266,31 +266,6 @@ def test_sampler(world_size: int, images: int, chapter: ModuleType) -> None:
 # --------------------------------------------------------------------- the stop inside an epoch
 
 
-def test_a_task_of_several_processes(
-    chapter: ModuleType, environment: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It starts each with its number; signals, which Slurm sends to all of them, do not end it.
-    (test_slurm.py has real ones.)"""
-    spawned = []
-
-    def spawn(*given: Any) -> None:
-        spawned.extend(given)
-        signal.raise_signal(USR1)
-        signal.raise_signal(TERM)
-
-    environment.setattr("torch.multiprocessing.spawn", spawn)
-    for name, value in variables([1], 2)[0].items():
-        environment.setenv(name, value)
-    kept = {number: signal.getsignal(number) for number in (USR1, TERM)}
-    argv = ["--synthetic", "8", "--output-dir", str(tmp_path)]
-    try:
-        chapter.main(argv)
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
-    assert spawned == [chapter.worker, (argv, 2), 2]
-
-
 def leg(chapter: str, argv: list[str], ask: dict[str, Any]) -> dict:
     """In a crew member: one start of a run that may be asked to stop. ask: who, after which step or
     in which evaluation of this start, by which signal."""

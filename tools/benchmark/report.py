@@ -1,7 +1,6 @@
 """From the runs of benchmark.py to medians, ratios, tables in two languages and charts."""
 
 import json
-import os
 import re
 from pathlib import Path
 from statistics import median
@@ -231,31 +230,19 @@ def chart(result: dict, language: str) -> str:
 # ----------------------------------------------------------------------------------------- files
 
 
-def replace(path: Path, text: str) -> None:
-    """Write a file so that it is the old one or the new one, whole."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)  # of a full disk
-
-
 def save(result: dict, out: Path) -> None:
     """Write benchmark.json, with the summary of what is there."""
     result["summary"] = summarise(result)
-    replace(out / JSON_NAME, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(result, indent=1, ensure_ascii=False)
+    (out / JSON_NAME).write_text(text + "\n", encoding="utf-8")
 
 
 def render(result: dict, out: Path) -> str:
     """Write tables and charts; returns the English tables."""
     result["summary"] = summarise(result)
     makers = {"RESULT.{}.md": tables, "SUMMARY.{}.md": summary_parts, "chart.{}.svg": chart}
-    texts = {
-        name.format(language): make(result, language)
-        for name, make in makers.items()
-        for language in ("en", "zh")
-    }
-    for name, text in texts.items():
-        replace(out / name, text)
-    return texts["RESULT.en.md"]
+    for name, make in makers.items():
+        for language in ("en", "zh"):
+            text = make(result, language)
+            (out / name.format(language)).write_text(text, encoding="utf-8")
+    return tables(result, "en")
