@@ -175,6 +175,7 @@ MISTAKES = {
     "no_port": own(SPAWNS, "--nnodes 2", "--nnodes ... --master-addr and --master-port"),
     "compiled_threads": own(ALONE, "--compile", "--compile ... DataParallel"),
     "other_batch": own(SLURM, "--resume inside_epoch.pt --batch-size 8", "keep --batch-size"),
+    "other_seed": own(SLURM, "--resume inside_epoch.pt --seed 8", "keep ... and --seed"),
     "no_meeting_folder": own(SLURM, "--dist-file nowhere", "--dist-file nowhere ... make it"),
     "predictions_taken": own(EVALUATES, "--save-predictions taken.csv", "taken.csv: name a new"),
 }

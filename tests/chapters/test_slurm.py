@@ -20,9 +20,8 @@ from unittest import mock
 
 import pytest
 from harness import ROOT, SLURM, Result, events, finish, load_chapter, load_state, rows, run, start
-from plain_training import ARGV, BATCH, EPOCHS, HIGH_RATE, IMAGES, assert_is_plain_training
+from plain_training import ARGV, HIGH_RATE, assert_one_run
 from slurm import MINI_SLURM, MiniSlurm, mini_slurm
-from with_tiny_model import tiny_float64
 
 pytestmark = pytest.mark.xdist_group("slurm")
 HUB = "02_distributed"
@@ -31,7 +30,6 @@ PER_GPU, TORCHRUN = (
 )
 SCRIPTS = pytest.mark.parametrize("script", [PER_GPU, TORCHRUN], ids=lambda path: path.stem)
 A_RANK_ON_EACH_NODE = "--nodes 2 --ntasks-per-node 1 --gres gpu:1 --cpus-per-task 1"
-STEPS = IMAGES // BATCH  # of an epoch
 TRAINING = [str(word) for word in [*ARGV, "--lr", HIGH_RATE, "--print-freq", 1]]
 # A user's shell: the environment's python and torchrun.
 PATH = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -96,25 +94,15 @@ def folder(tmp_path: Path) -> Callable[[str], Path]:
     return make
 
 
-def assert_whole(run_dir: Path, resumed: Sequence[int] = (0,), last: int = 0) -> None:
-    """The starts of a run of two ranks, from these steps on, have trained each step and evaluated
-    each epoch once, and the parameters are the plain loop's. Only what was done when a start was
-    killed, up to step `last`, was done again, by the start after it."""
-    assert [row["resumed_from_step"] for row in rows(run_dir, "start")] == list(resumed)
-    assert {row["world_size"] for row in rows(run_dir, "start")} == {2}
-    steps = [*range(1, last + 1), *range(resumed[-1] + 1 if last else 1, EPOCHS * STEPS + 1)]
-    assert [row["step"] for row in rows(run_dir, "train")] == steps
-    assert [row["epoch"] for row in rows(run_dir, "eval")] == list(range(EPOCHS))
-    assert events(run_dir)[-1]["event"] == "end"
-    state = load_state(run_dir / "checkpoint.pt")
-    assert_is_plain_training(state, tiny_float64, HIGH_RATE, 1e-10, run_dir)
-
-
 def until(condition: Callable[[], object], what: Callable[[], str], timeout: float = 150) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, what()
         time.sleep(0.1)
+
+
+def assert_whole(run_dir: Path, resumed: Sequence[int] = (0,), last: int = 0) -> None:
+    assert_one_run(run_dir, [2] * len(resumed), resumed, last)
 
 
 class Job:

@@ -271,7 +271,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{RANKS}::test_stop_between_two_looks": [
         ("other randomness after a stop", 1, " + done * 15_485_863", ""),
     ],
-    f"{RANKS}::test_the_same_images_or_none": [
+    f"{ERRORS}::test_refused[06_slurm-other_batch]": [
         ("the images of an interrupted epoch", 1, "if inside and (saved", "if False and (saved"),
     ],
     f"{DOCTOR}::test_same_bits": [

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from crew import call_main
-from harness import AS_OTHERS, CHAPTERS, load_chapter, rows
+from harness import AS_OTHERS, CHAPTERS, events, load_chapter, load_state, rows
 from torch import Tensor, nn
+from with_tiny_model import tiny_float64
 
 # 50 images are 4 batches of 12, which 1, 2 and 3 ranks divide, and a rest of 2 to drop. The warm-up
 # ends inside an epoch, and nothing is zero that a chapter might forget.
 IMAGES, BATCH, EPOCHS, SEED, WARMUP_EPOCHS = 50, 12, 3, 7, 0.75
+STEPS = IMAGES // BATCH  # of an epoch
 WEIGHT_DECAY, LABEL_SMOOTHING = 0.01, 0.1
 ARGV = ["--synthetic", IMAGES, "--image-size", 8, "--batch-size", BATCH, "--epochs", EPOCHS]
 ARGV += ["--seed", SEED, "--warmup-epochs", WARMUP_EPOCHS, "--weight-decay", WEIGHT_DECAY]
@@ -49,13 +51,12 @@ def train_plainly(build: Callable, lr: float, epochs: int = EPOCHS) -> tuple[nn.
     model.train()
     parameters = list(model.parameters())
     momentum = [torch.zeros_like(parameter) for parameter in parameters]
-    steps_per_epoch = IMAGES // BATCH
-    warmup, total = WARMUP_EPOCHS * steps_per_epoch, EPOCHS * steps_per_epoch
+    warmup, total = WARMUP_EPOCHS * STEPS, EPOCHS * STEPS
     step = 0
     for epoch in range(epochs):
         # What DistributedSampler documents: one permutation for all ranks, from seed + epoch.
         order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(SEED + epoch))
-        for batch in order.split(BATCH)[:steps_per_epoch]:
+        for batch in order.split(BATCH)[:STEPS]:
             middle = step + 0.5
             share = middle / warmup
             if middle >= warmup:
@@ -101,7 +102,8 @@ def assert_is_plain_training(
 ) -> None:
     """Parameters and momentum are those of the plain loop; and the run did all the steps."""
     model, momentum = train_plainly(build, lr)
-    assert state["global_step"] == EPOCHS * (IMAGES // BATCH)
+    assert state["global_step"] == EPOCHS * STEPS
+    assert (state["epoch"], state["step_in_epoch"]) == (EPOCHS, 0)
     assert [row["images"] for row in rows(run_dir, "eval")] == [IMAGES // 4] * EPOCHS
     # Or two loops that do not train would agree as well.
     untrained, _ = train_plainly(build, lr, epochs=0)
@@ -111,3 +113,18 @@ def assert_is_plain_training(
     assert len(kept) == len(momentum)
     for index, speed in enumerate(momentum):
         assert (kept[index]["momentum_buffer"] - speed).abs().max() < tolerance, index
+
+
+def assert_one_run(run_dir: Path, sizes: Sequence[int], resumed: Sequence[int], last: int) -> None:
+    """Starts of so many ranks, from these steps on, are one run of the tiny float64 model: each
+    step trained and each epoch evaluated once, and the parameters are the plain loop's. Only what
+    was done when a start was killed, up to step `last`, was done again, by the last one."""
+    starts = rows(run_dir, "start")
+    assert [row["world_size"] for row in starts] == list(sizes)
+    assert [row["resumed_from_step"] for row in starts] == list(resumed)
+    steps = [*range(1, last + 1), *range(resumed[-1] + 1 if last else 1, EPOCHS * STEPS + 1)]
+    assert [row["step"] for row in rows(run_dir, "train")] == steps
+    assert [row["epoch"] for row in rows(run_dir, "eval")] == list(range(EPOCHS))
+    assert events(run_dir)[-1]["event"] == "end"
+    state = load_state(run_dir / "checkpoint.pt")
+    assert_is_plain_training(state, tiny_float64, HIGH_RATE, 1e-10, run_dir)
