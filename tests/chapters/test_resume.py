@@ -13,8 +13,8 @@ import pytest
 import torch
 from crew import Crew, call_main
 from harness import AS_OTHERS, CHAPTERS, assert_same, events, load_chapter, load_state, rows
-from models import plain_float64, stateful
 from tiers import table
+from with_tiny_model import stateful, tiny_float64
 
 WORLD_SIZES = {"01_dataparallel": 1, "02_distributed": 2, "03_multiprocessing": 3}
 BATCH = ["--batch-size", "12", "--image-size", "16"]
@@ -109,13 +109,13 @@ RING = list(zip(ORDER, [*ORDER[1:], ORDER[0]], strict=True))
 def test_any_chapter_resumes_any_other(first: str, last: str, crew: Crew, tmp_path: Path) -> None:
     """At different world sizes: 1, 2 and 3 ranks, 2 from 04 on."""
     argv = ["--synthetic", 50, *BATCH, "--epochs", 2, "--workers", 0]
-    patches = {"build_model": plain_float64, "save_checkpoint": save_every_epoch}
+    patches = {"build_model": tiny_float64, "save_checkpoint": save_every_epoch}
     whole, other = tmp_path / "whole", tmp_path / "other"
     begin = [*argv, *AS_OTHERS.get(first, []), "--output-dir", whole]
     train(crew, first, WORLD_SIZES.get(first, 2), begin, **patches)
     resume = [*argv, *AS_OTHERS.get(last, []), "--resume", whole / "after1.pt"]
     resume += ["--output-dir", other]
-    train(crew, last, WORLD_SIZES.get(last, 2), resume, build_model=plain_float64)
+    train(crew, last, WORLD_SIZES.get(last, 2), resume, build_model=tiny_float64)
     a, b = load_state(whole / "checkpoint.pt"), load_state(other / "checkpoint.pt")
     assert (b["epoch"], b["global_step"]) == (2, 8)
     for name, tensor in a["model"].items():
@@ -131,7 +131,7 @@ def test_any_chapter_resumes_any_other(first: str, last: str, crew: Crew, tmp_pa
 def test_what_is_typed_counts(crew: Crew, tmp_path: Path) -> None:
     """No flag but --arch is taken from a checkpoint. What differs from it is said at the start, and
     the run goes on at the same epoch, also when an epoch has other steps."""
-    patches = {"build_model": plain_float64}
+    patches = {"build_model": tiny_float64}
     argv = ["--synthetic", 96, "--image-size", 16, "--batch-size", 12, "--epochs", 4, "--lr", 0.2]
     argv += ["--weight-decay", 0.01, "--workers", 0, "--warmup-epochs", 1, "--arch", "resnet18"]
     run = tmp_path / "run"
@@ -163,7 +163,7 @@ def test_what_is_typed_counts(crew: Crew, tmp_path: Path) -> None:
 def test_checkpoints_of_before(crew: Crew, tmp_path: Path) -> None:
     """One with the state of a schedule, and of a fused SGD, goes on as one without."""
     argv = ["--synthetic", 24, *BATCH, "--epochs", 2, "--workers", 0]
-    patches = {"build_model": plain_float64}
+    patches = {"build_model": tiny_float64}
     first = [*argv, "--output-dir", tmp_path / "new"]
     train(crew, "02_distributed", 1, first, **patches, save_checkpoint=save_every_epoch)
     state = load_state(tmp_path / "new/after1.pt")
@@ -180,9 +180,9 @@ def test_auto_without_a_checkpoint_starts_afresh(crew: Crew, tmp_path: Path) -> 
     """In a new folder, and in one whose run ended before its first checkpoint."""
     argv = ["--synthetic", 24, *BATCH, "--epochs", 1, "--workers", 0, "--resume", "auto"]
     argv += ["--output-dir", tmp_path / "run"]
-    train(crew, "02_distributed", 1, argv, build_model=plain_float64)
+    train(crew, "02_distributed", 1, argv, build_model=tiny_float64)
     (tmp_path / "run/checkpoint.pt").unlink()
-    train(crew, "02_distributed", 1, argv, build_model=plain_float64)
+    train(crew, "02_distributed", 1, argv, build_model=tiny_float64)
     starts = rows(tmp_path / "run", "start")
     assert [row["resumed_from_step"] for row in starts] == [0, 0]
     assert load_state(tmp_path / "run/checkpoint.pt")["global_step"] == 2
@@ -191,9 +191,9 @@ def test_auto_without_a_checkpoint_starts_afresh(crew: Crew, tmp_path: Path) -> 
 def test_a_finished_run_has_nothing_left_to_do(crew: Crew, tmp_path: Path) -> None:
     argv = ["--synthetic", 24, *BATCH, "--epochs", 1, "--workers", 0]
     argv += ["--output-dir", tmp_path / "run"]
-    train(crew, "02_distributed", 1, argv, build_model=plain_float64)
+    train(crew, "02_distributed", 1, argv, build_model=tiny_float64)
     before = (tmp_path / "run/checkpoint.pt").read_bytes()
-    train(crew, "02_distributed", 1, [*argv, "--resume", "auto"], build_model=plain_float64)
+    train(crew, "02_distributed", 1, [*argv, "--resume", "auto"], build_model=tiny_float64)
     assert (tmp_path / "run/checkpoint.pt").read_bytes() == before
     assert len(rows(tmp_path / "run", "eval")) == 1 and len(rows(tmp_path / "run", "end")) == 2
 
@@ -251,7 +251,7 @@ def note_the_writer(folder: Path, state: dict, is_best: bool) -> None:
 )
 def test_rank_0_alone_writes(chapter: str, crew: Crew, tmp_path: Path) -> None:
     argv = ["--synthetic", 24, *BATCH, "--epochs", 2, "--workers", 0, "--output-dir", tmp_path]
-    patches = {"build_model": plain_float64, "save_checkpoint": note_the_writer}
+    patches = {"build_model": tiny_float64, "save_checkpoint": note_the_writer}
     answers = train(crew, chapter, 3, argv, **patches)
     assert [path.name for path in tmp_path.glob("saved-by-*")] == ["saved-by-0"]
     assert len(rows(tmp_path, "start")) == 1 and len(rows(tmp_path, "eval")) == 2
@@ -261,11 +261,11 @@ def test_rank_0_alone_writes(chapter: str, crew: Crew, tmp_path: Path) -> None:
 def test_the_best_survives_a_resume(crew: Crew, tmp_path: Path) -> None:
     """A resumed run compares with what was reached before it, not with nothing."""
     argv = ["--synthetic", 24, *BATCH, "--epochs", 1, "--workers", 0, "--output-dir", tmp_path]
-    train(crew, "02_distributed", 1, argv, build_model=plain_float64)
+    train(crew, "02_distributed", 1, argv, build_model=tiny_float64)
     for name in ("checkpoint.pt", "best.pt"):
         state = load_state(tmp_path / name)
         torch.save({**state, "best_acc1": 100.0}, tmp_path / name)
     again = [*argv, "--resume", "auto", "--epochs", 2]
-    train(crew, "02_distributed", 1, again, build_model=plain_float64)
+    train(crew, "02_distributed", 1, again, build_model=tiny_float64)
     assert load_state(tmp_path / "checkpoint.pt")["best_acc1"] == 100.0
     assert load_state(tmp_path / "best.pt")["epoch"] == 1

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
-import numpy as np
 import torch
 from crew import Crew, call_main
 from harness import CHAPTERS, load_chapter
@@ -75,19 +73,15 @@ def call(chapter: str, argv: list[str], cwd: Path, change: Callable = tiny) -> d
         os.chdir(before)
 
 
-def call_entry(chapter: str, argv: list[str], cwd: Path) -> dict:
-    """call, but in by the door of `python main.py`: without a launcher's environment, and in 03
-    by main, which may not start a process."""
+def call_parent(chapter: str, argv: list[str], cwd: Path) -> dict:
+    """call, but of 03's main, which may not start a process, not of its worker."""
     module = load_chapter(chapter)
-    enter = lambda *_: module.main(argv)  # noqa: E731
     started = AssertionError("started processes")
     with (
         mock.patch.dict(os.environ),
-        mock.patch.object(module, "worker", enter, create=True),
+        mock.patch.object(module, "worker", lambda *_: module.main(argv)),
         mock.patch("torch.multiprocessing.spawn", side_effect=started),
     ):
-        if chapter != SPAWNS:
-            del os.environ["RANK"]
         return call(chapter, argv, cwd)
 
 
@@ -119,27 +113,17 @@ def last_words(answer: dict) -> str:
     return answer["exit"].strip().splitlines()[-1]
 
 
-def assert_says(line: str, says: str) -> None:
-    """The line holds the pattern, in which " ... " stands for anything."""
-    assert re.search(says.replace(" ... ", ".*"), line), f"{says!r} is not in: {line}"
-
-
 def snapshot(folder: Path) -> dict[str, bytes]:
     """All files below a folder."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def picture(path: Path, size: int = 16) -> None:
-    """A picture of noise, as PNG or JPEG."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(len(path.name)).integers(0, 256, (size, size, 3))
-    Image.fromarray(pixels.astype(np.uint8)).save(path)
-
-
 def image_tree(folder: Path, train: str, val: str) -> None:
-    """An image folder: of each class, a letter, 4 pictures in train/ and 1 in val/."""
+    """An image folder: of each class, a letter, 4 pictures of noise in train/ and 1 in val/."""
     for split, classes, count in (("train", train, 4), ("val", val, 1)):
         for name in classes:
             for number in range(count):
-                picture(folder / split / name / f"{number}.png")
+                path = folder / split / name / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.effect_noise((16, 16), 99).convert("RGB").save(path)
