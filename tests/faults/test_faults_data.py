@@ -27,7 +27,6 @@ from refusals import (
     HUB,
     RANKED,
     SPAWNS,
-    Tiny,
     call,
     call_parent,
     image_tree,
@@ -37,6 +36,7 @@ from refusals import (
 from run_log import read_run
 from tiers import table
 from torch import nn
+from with_tiny_model import TinyModel
 
 # torchvision 0.29 announces that decode_image will move to TorchCodec; the chapters use it.
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
@@ -159,7 +159,7 @@ def counting_fetches(chapter: ModuleType, folder: Path) -> Iterator[None]:
     rank = os.environ["CREW_RANK"]
 
     def get_model(name: str, weights: object = None, num_classes: int = 10) -> nn.Module:
-        model = Tiny(num_classes)
+        model = TinyModel(num_classes)
         if weights:
             (folder / f"fetched-by-{rank}").touch()
             for parameter in model.parameters():
@@ -186,7 +186,7 @@ def test_one_rank_fetches_weights(
     assert [path.name for path in tmp_path.glob("fetched-by-*")] == ["fetched-by-0"]
     for rank in range(3):
         weights = load_state(tmp_path / f"weights-of-{rank}")
-        assert len(weights) == 2 and all((weight == 7.0).all() for weight in weights), rank
+        assert weights and all((weight == 7.0).all() for weight in weights), rank
     outcome = "1 of 3 ranks fetches, all 3 have the weights"
     fault_table("--pretrained on several ranks", chapter, outcome, None)
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from harness import HOROVOD, LAUNCHER_VARIABLES, SLURM, free_port, load_chapter
 from warm import CONTEXT, environment_of_server, torchrun_environments
@@ -98,10 +99,8 @@ class Crew:
     def dismiss(self) -> None:
         """End all processes; the next call starts new ones."""
         for member in self.members:
-            for process in list(
-                member._processes.values()
-            ):  # shutdown would wait for one that hangs
-                process.kill()
+            for process in list(member._processes.values()):
+                process.kill()  # shutdown would wait for one that hangs
             member.shutdown()
         self.members = []
 
@@ -135,8 +134,10 @@ class Crew:
         if late or errors:
             self.dismiss()
             told = [f"{error!r}\n{error.__cause__}" for error in errors]
-            told += [f"{len(late)} of {world_size} ranks did not answer in {timeout} s"]
-            raise AssertionError("\n".join([*told, Path(self.stacks.name).read_text()]))
+            if late:
+                told += [f"{len(late)} of {world_size} ranks did not answer in {timeout} s"]
+                told += [Path(self.stacks.name).read_text()]
+            raise AssertionError("\n".join(told))
         return [answer.result() for answer in answers]
 
 
@@ -149,13 +150,14 @@ def call_main(chapter: str, argv: list[str], patches: dict[str, Any] | None = No
     left to real launches.
     """
     module = load_chapter(chapter)
-    kept = {name: getattr(module, name) for name in patches or {}}
     stdout, stderr, code = io.StringIO(), io.StringIO(), None
     getattr(module, "ASKED_TO_STOP", []).clear()  # of 06, in a case before this
-    try:
+    with contextlib.ExitStack() as changes:
+        changes.enter_context(contextlib.redirect_stdout(stdout))
+        changes.enter_context(contextlib.redirect_stderr(stderr))
         for name, value in (patches or {}).items():
-            setattr(module, name, value)
-        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            changes.enter_context(mock.patch.object(module, name, value))
+        try:
             if chapter == "03_multiprocessing":
                 # What its main does before it starts processes.
                 module.check_output_dir(module.build_parser().parse_args(argv))
@@ -163,12 +165,8 @@ def call_main(chapter: str, argv: list[str], patches: dict[str, Any] | None = No
                 module.worker(int(os.environ["RANK"]), [*argv, *nodes], None)
             else:
                 module.main(argv)
-    except SystemExit as error:
-        code = error.code
-    except Exception:
-        code = traceback.format_exc()
-    finally:
-        for name, value in kept.items():
-            setattr(module, name, value)
-        sys.stdout.flush()
+        except SystemExit as error:
+            code = error.code
+        except Exception:
+            code = traceback.format_exc()
     return {"exit": code, "stdout": stdout.getvalue(), "stderr": stderr.getvalue()}

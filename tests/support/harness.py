@@ -189,15 +189,8 @@ def command_for(chapter: str, argv: list, processes: int, script: Path | None = 
         return [sys.executable, script, *argv, "--nprocs", str(processes)]
     if chapter == HOROVOD:
         horovodrun = [Path(sys.executable).with_name("horovodrun"), "-np", str(processes)]
-        return [
-            *horovodrun,
-            "-H",
-            f"localhost:{processes}",
-            "--gloo",
-            sys.executable,
-            script,
-            *argv,
-        ]
+        horovodrun += ["-H", f"localhost:{processes}", "--gloo"]
+        return [*horovodrun, sys.executable, script, *argv]
     if chapter == SLURM:
         from slurm import shared_cluster  # which is built on this module
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
-import torch
 from crew import Crew, call_main
 from harness import CHAPTERS, load_chapter
 from PIL import Image
-from torch import nn
+from with_tiny_model import tiny_float32
 
 ALONE, HUB, SPAWNS = "01_dataparallel", "02_distributed", "03_multiprocessing"
 RANKED = [chapter for chapter in CHAPTERS if chapter != ALONE]
@@ -24,21 +23,9 @@ def ranks_of(chapter: str) -> int:
     return 1 if chapter == ALONE else 2
 
 
-class Tiny(nn.Module):
-    """The smallest model that trains: the mean colour of an image to its logits."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(3, num_classes)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.head(images.mean((2, 3)))
-
-
 def tiny(chapter: ModuleType) -> AbstractContextManager:
     """The tiny model in place of the chapter's own."""
-    model = lambda arch, num_classes, pretrained: Tiny(num_classes)  # noqa: E731
-    return mock.patch.object(chapter, "build_model", model)
+    return mock.patch.object(chapter, "build_model", tiny_float32)
 
 
 class Bomb:
