@@ -56,13 +56,13 @@ APEX, EVALUATES = "04_apex", "07_dist_eval"
 # What every mistake starts from; its own words come later, and win.
 BASE = shlex.split("--image-size 8 --batch-size 4 --epochs 1 --workers 0 --output-dir out")
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
-# Files that --resume cannot use, and the error that torch raises of each.
+# Files that --resume cannot use, and what is said of each, with torch's error.
 NO_CHECKPOINTS = {
-    "missing": "FileNotFoundError",
-    "empty": "EOFError",
-    "words": "UnpicklingError",
-    "torn": "(RuntimeError|OSError)",  # for a large file and a small one
-    "foreign": "KeyError",
+    "missing": "missing.pt is not a checkpoint of ... FileNotFoundError",
+    "empty": "empty.pt is not a checkpoint of ... EOFError",
+    "words": "words.pt is not a checkpoint of ... UnpicklingError",
+    "torn": "torn.pt is not a checkpoint of ... (RuntimeError|OSError)",  # large or small
+    "foreign": "foreign.pt is not a checkpoint of ... KeyError",
 }
 # Where `make test` makes a mistake that a function notices which is not the same everywhere.
 IN_LOADING = (HUB, SLURM)
@@ -85,18 +85,14 @@ def call_with_gpus(chapter: str, argv: list[str], cwd: Path, usable: bool = True
     return call(chapter, argv, cwd, lambda _: mock.patch.multiple(torch.cuda, **found))
 
 
-call_unusable = partial(call_with_gpus, usable=False)
-
-
 class Mistake(NamedTuple):
-    """What is typed after BASE, a few words of the line, in which chapters `make
-    test` makes it, in which it can be made, on how many ranks, and how the chapter is entered."""
+    """What is typed after BASE, a few words of the line, in which chapters `make test` makes it, in
+    which it can be made, and how the chapter is entered."""
 
     argv: str
     says: str
     now: tuple = (HUB,)
     of: tuple = tuple(CHAPTERS)
-    ranks: int = 2
     entry: Callable = call
 
 
@@ -110,7 +106,6 @@ def own(chapter: str, argv: str, says: str) -> Mistake:
 MISTAKES = {
     # the images
     "no_images": Mistake("", "one of the arguments --data --synthetic is required"),
-    "two_kinds": Mistake("--data good --synthetic", "--synthetic: not allowed with ... --data"),
     "other_classes": Mistake("--data other_classes", "one of train/ and val/ has ... 'b', 'c'"),
     "too_few": Mistake("--data good --batch-size 16", "--batch-size 16 ... all 8 images"),
     # the words; each number alone: NUMBERS below
@@ -133,12 +128,8 @@ MISTAKES = {
         of=tuple(chapter for chapter in CHAPTERS if chapter != SLURM),
     ),
     **{
-        f"resume_{name}": Mistake(
-            f"--synthetic 8 --resume {name}.pt",
-            rf"{name}.pt is not a checkpoint of ... {error}",
-            IN_LOADING,
-        )
-        for name, error in NO_CHECKPOINTS.items()
+        f"resume_{name}": Mistake(f"--synthetic 8 --resume {name}.pt", says, IN_LOADING)
+        for name, says in NO_CHECKPOINTS.items()
     },
     # A pickle that would run code; and what is no checkpoint does not mean to begin afresh.
     "resume_bomb": Mistake(
@@ -160,8 +151,7 @@ MISTAKES = {
         "--synthetic 8",
         "cannot use the GPUs ... driver",
         (ALONE, HUB),
-        ranks=1,
-        entry=call_unusable,
+        entry=partial(call_with_gpus, usable=False),
     ),
     # the chapters' own (04's: test_amp.py)
     "gpus_without_gpus": own(ALONE, "--gpus 0", "--gpus 0: ... 0 GPUs, counted"),
@@ -223,8 +213,7 @@ TABLE = [
 def test_refused(crew: Crew, chapter: str, name: str, room: Path, pristine: Path) -> None:
     mistake = MISTAKES[name]
     argv = [*BASE, *mistake.argv.split()]
-    ranks = 1 if chapter == ALONE else mistake.ranks
-    answers = crew.run(mistake.entry, chapter, argv, room, world_size=ranks, timeout=60)
+    answers = crew.run(mistake.entry, chapter, argv, room, world_size=ranks_of(chapter), timeout=60)
     assert_refused(answers, chapter, mistake.says, room, pristine)
 
 
