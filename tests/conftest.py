@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from crew import Crew
-from fault_table import FaultTable
+from fault_table import fault_table  # noqa: F401
 from harness import HOROVOD, TOOLS, left_behind, run
 
 # A job in the background of a shell ignores Ctrl-C, and so would all that the tests start.
@@ -34,15 +34,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if HOROVOD in getattr(getattr(item, "callspec", None), "params", {}).values():
                 item.add_marker(needs)
-
-
-@pytest.fixture(scope="session")
-def fault_table(request: pytest.FixtureRequest) -> Iterator[FaultTable]:
-    """Takes the rows of tests/FAULTS.md, see fault_table.py."""
-    table = FaultTable()
-    yield table
-    if request.config.getoption("--write-faults") and table.rows:
-        table.write()
 
 
 @pytest.fixture(scope="session")

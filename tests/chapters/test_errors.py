@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -253,22 +254,21 @@ def diverges(chapter: ModuleType, first_bad: int, what: str) -> AbstractContextM
     """From a training step on, counted from 1, the last rank's logits are infinite, or its gradient
     is not a number."""
     is_last = int(os.environ["CREW_RANK"]) + 1 == int(os.environ["CREW_SIZE"])
+    steps = count(1)
 
-    class Diverging(TinyModel):
-        steps = 0
-
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            logits = super().forward(images)
-            self.steps += self.training
-            if not (is_last and self.training and self.steps >= first_bad):
-                return logits
+    def spoil(model: TinyModel, images: tuple, logits: torch.Tensor) -> torch.Tensor:
+        if is_last and model.training and next(steps) >= first_bad:
             if what == "logits":
                 return logits * float("inf")
             logits.register_hook(lambda gradient: gradient * float("nan"))
-            return logits
+        return logits
 
-    model = lambda arch, classes, pretrained: Diverging(classes)  # noqa: E731
-    return mock.patch.object(chapter, "build_model", model)
+    def build(arch: str, num_classes: int, pretrained: bool) -> TinyModel:
+        model = TinyModel(num_classes)
+        model.register_forward_hook(spoil)
+        return model
+
+    return mock.patch.object(chapter, "build_model", build)
 
 
 @pytest.mark.parametrize(

@@ -212,8 +212,7 @@ def launch(
     env: dict[str, str] | None = None,
 ) -> Result:
     """Run a chapter the way its docstring says, with cwd as the working directory."""
-    words = [str(word) for word in argv]
-    return run(command_for(chapter, words, processes or default_processes()), cwd, timeout, env)
+    return run(command_for(chapter, argv, processes or default_processes()), cwd, timeout, env)
 
 
 def events(run_dir: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
@@ -238,18 +237,15 @@ def load_state(path: Path) -> dict[str, Any]:
 
 def assert_same(a: Any, b: Any, at: str = "checkpoint") -> None:
     """Two nested structures are equal, tensors bit for bit."""
-    if isinstance(a, torch.Tensor):
-        assert isinstance(b, torch.Tensor) and torch.equal(a, b), at
-    elif isinstance(a, dict):
+    if isinstance(a, dict):
         assert a.keys() == b.keys(), f"{at}: {a.keys() ^ b.keys()}"
         for key in a:
             assert_same(a[key], b[key], f"{at}[{key!r}]")
     elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), at
-        for index, (x, y) in enumerate(zip(a, b, strict=True)):
-            assert_same(x, y, f"{at}[{index}]")
+        assert_same(dict(enumerate(a)), dict(enumerate(b)), at)
     else:
-        assert a == b, f"{at}: {a!r} is not {b!r}"
+        same = torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        assert same, f"{at}: {a!r} is not {b!r}"
 
 
 def load_chapter(chapter: str) -> ModuleType:
