@@ -320,43 +320,21 @@ def test_resume_across_kinds(
     assert (weights[0] - weights[2]).abs().max() > 1e-2
 
 
-# ----------------------------------------------------------------------- what is refused, by words
-
-
-PASSED = "start it with torchrun"  # what comes after all checks: there is no launcher here
-FOREIGN = {"apex": ModuleType("apex")}  # has no amp: PyPI's, and NVIDIA's after tag 25.05
-
-
-@pytest.mark.parametrize(
-    ("argv", "packages", "gpu", "said"),
-    [
-        ("--impl apex", {"apex": None}, True, "PyPI's apex is another package"),
-        ("--impl apex", FOREIGN, True, "tags after 25.05 have no amp. Build it: git clone"),
-        ("--impl apex", stand_in.MODULES, False, "Apex needs a GPU"),
-        ("--impl apex", stand_in.MODULES, True, PASSED),
-        ("--impl apex --amp-dtype fp16", {}, True, "are for --impl native: drop them"),
-        ("--opt-level O2", {}, True, "--opt-level needs --impl apex"),
-        ("--loss-scale 8", {}, False, "--loss-scale needs --amp-dtype fp16 or --impl apex"),
-    ],
-)
-def test_refusals(argv: str, packages: dict, gpu: bool, said: str, tmp_path: Path) -> None:
-    """Apex is missing, foreign, too new, or without a GPU; flags contradict each other: one line
-    says so, and nothing is trained in another precision than was asked for."""
-    words = ["--synthetic", "24", "--output-dir", str(tmp_path / "run"), *argv.split()]
-    with (
-        mock.patch.dict("sys.modules", packages),
-        mock.patch("torch.cuda.is_available", lambda: gpu),
-        mock.patch.dict("os.environ"),
-        pytest.raises(SystemExit) as ended,
-    ):
-        os.environ.pop("RANK", None)
-        load_chapter(CHAPTER).main(words)
-    line = ended.value.code
-    assert line.startswith(f"{CHAPTER}: error: ") and said in line and "\n" not in line
-    assert not (tmp_path / "run").exists()
-
-
 # --------------------------------------------------------------------- Apex, against the stand-in
+
+
+@pytest.mark.parametrize("package", [None, ModuleType("apex")])
+def test_no_apex(package: ModuleType | None) -> None:
+    """Missing, or without amp, as PyPI's and NVIDIA's after tag 25.05: one line says what to type.
+    (Flags that contradict each other: test_errors.py.)"""
+    module = load_chapter(CHAPTER)
+    args = module.build_parser().parse_args(["--synthetic", "--impl", "apex"])
+    with (
+        mock.patch.dict("sys.modules", {"apex": package}),
+        mock.patch("torch.cuda.is_available", lambda: True),
+        pytest.raises(SystemExit, match="PyPI's apex .* have no amp. Build it: git clone -b 25.05"),
+    ):
+        module.check_precision(args)
 
 
 @pytest.mark.parametrize("extra", ["--fused-sgd", "--clip-grad 0.1"])

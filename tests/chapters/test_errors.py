@@ -154,11 +154,15 @@ MISTAKES = {
         (ALONE, HUB),
         entry=partial(call_with_gpus, usable=False),
     ),
-    # the chapters' own (04's: test_amp.py)
+    # the chapters' own
     "gpus_without_gpus": own(ALONE, "--gpus 0", "--gpus 0: ... 0 GPUs, counted"),
     "rank_outside": own(SPAWNS, "--nnodes 2 --node-rank 2", "--node-rank 2 must be 0 to 1"),
     "no_port": own(SPAWNS, "--nnodes 2", "--nnodes ... --master-addr and --master-port"),
     "compiled_threads": own(ALONE, "--compile", "--compile ... DataParallel"),
+    "apex_without_gpus": own(APEX, "--impl apex", "Apex needs a GPU: use --impl native"),
+    "apex_and_native": own(APEX, "--impl apex --amp-dtype fp16", "are for --impl native: drop"),
+    "level_of_apex": own(APEX, "--opt-level O2", "--opt-level needs --impl apex"),
+    "scale_of_nothing": own(APEX, "--loss-scale 8", "--loss-scale needs --amp-dtype fp16 or"),
     "other_batch": own(SLURM, "--resume inside_epoch.pt --batch-size 8", "keep --batch-size"),
     "no_meeting_folder": own(SLURM, "--dist-file nowhere", "--dist-file nowhere ... make it"),
     "predictions_taken": own(EVALUATES, "--save-predictions taken.csv", "taken.csv: name a new"),

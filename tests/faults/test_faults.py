@@ -39,9 +39,9 @@ from harness import (
     run,
     start,
 )
+from refusals import ALONE, HUB, SPAWNS
 from tiers import table
 
-ALONE, HUB, SPAWNS = "01_dataparallel", "02_distributed", "03_multiprocessing"
 WITH_FAULT = ROOT / "tests/support/with_fault.py"
 # Two epochs of 5 steps on every rank, and 2 batches of evaluation after each.
 RUN = ["--synthetic", "40", *TINY, "--epochs", "2", "--print-freq", "1", "--output-dir"]

@@ -14,7 +14,6 @@ import sys
 import time
 import uuid
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,18 +67,13 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@dataclass
-class Result:
-    """A finished process: exit status, what it printed, and the command for error messages."""
-
-    command: list[str]
-    returncode: int
-    stdout: str
-    stderr: str
+class Result(subprocess.CompletedProcess):
+    """A finished process: its command, exit status, and what it printed."""
 
     @property
     def output(self) -> str:
-        return f"$ {' '.join(self.command)}\n[{self.returncode}]\n{self.stdout}\n{self.stderr}"
+        command = " ".join(map(str, self.args))
+        return f"$ {command}\n[{self.returncode}]\n{self.stdout}\n{self.stderr}"
 
     @property
     def said(self) -> list[str]:
@@ -144,14 +138,13 @@ def kill_all(process: subprocess.Popen) -> None:
 
 def finish(process: subprocess.Popen, timeout: float) -> Result:
     """Wait for a started command. Nothing of it is left behind, on success neither."""
-    command = [str(word) for word in process.args]
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         kill_all(process)
-        result = Result(command, -9, *process.communicate())
+        result = Result(process.args, -9, *process.communicate())
         raise AssertionError(f"no end within {timeout} s\n{result.output}") from None
-    result = Result(command, process.returncode, stdout, stderr)
+    result = Result(process.args, process.returncode, stdout, stderr)
     deadline = time.monotonic() + 10  # a worker may take a moment to follow its parent
     while (left := alive(process)) and time.monotonic() < deadline:
         time.sleep(0.1)
