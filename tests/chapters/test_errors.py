@@ -57,13 +57,13 @@ APEX, EVALUATES = "04_apex", "07_dist_eval"
 # What every mistake starts from; its own words come later, and win.
 BASE = shlex.split("--image-size 8 --batch-size 4 --epochs 1 --workers 0 --output-dir out")
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
-# Files that --resume cannot use, and what is said of each, with torch's error.
+# Files that --resume cannot use, and the error that torch raises of each.
 NO_CHECKPOINTS = {
-    "missing": "missing.pt is not a checkpoint of ... FileNotFoundError",
-    "empty": "empty.pt is not a checkpoint of ... EOFError",
-    "words": "words.pt is not a checkpoint of ... UnpicklingError",
-    "torn": "torn.pt is not a checkpoint of ... (RuntimeError|OSError)",  # large or small
-    "foreign": "foreign.pt is not a checkpoint of ... KeyError",
+    "missing": "FileNotFoundError",
+    "empty": "EOFError",
+    "words": "UnpicklingError",
+    "torn": "(RuntimeError|OSError)",  # of a large file and a small one
+    "foreign": "KeyError",
 }
 # Where `make test` makes a mistake that a function notices which is not the same everywhere.
 IN_LOADING = (HUB, SLURM)
@@ -129,8 +129,12 @@ MISTAKES = {
         of=tuple(chapter for chapter in CHAPTERS if chapter != SLURM),
     ),
     **{
-        f"resume_{name}": Mistake(f"--synthetic 8 --resume {name}.pt", says, IN_LOADING)
-        for name, says in NO_CHECKPOINTS.items()
+        f"resume_{name}": Mistake(
+            f"--synthetic 8 --resume {name}.pt",
+            f"{name}.pt is not a checkpoint of ... {error}",
+            IN_LOADING,
+        )
+        for name, error in NO_CHECKPOINTS.items()
     },
     # A pickle that would run code; and what is no checkpoint does not mean to begin afresh.
     "resume_bomb": Mistake(

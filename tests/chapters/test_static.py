@@ -138,8 +138,8 @@ def test_the_doctor_reads_like_prose() -> None:
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_sections(chapter: str) -> None:
     """The same everywhere; and all but main says what it does. (Ruff wants the type hints.)"""
-    marks = [re.findall(r"^# ---- .+ ----$", source(name), re.MULTILINE) for name in (chapter, HUB)]
-    assert [mark for mark in marks[0] if "precision" not in mark] == marks[1] and len(marks[1]) == 8
+    ours, hub = (re.findall("^# ---- .+$", source(name), re.M) for name in (chapter, HUB))
+    assert [mark for mark in ours if "precision" not in mark] == hub and len(hub) == 8
     for node in ast.parse(source(chapter)).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name != "main":
             assert ast.get_docstring(node), node.name

@@ -247,7 +247,7 @@ def test_who_listens(chapter: str, tmp_path: Path, fault_table: FaultTable) -> N
     """While two ranks train: their own processes on loopback only (gloo's addresses are what
     GLOO_SOCKET_IFNAME says, here lo). The store of torchrun --standalone listens on all interfaces,
     which no chapter can change: if a release of torch does, say so."""
-    process = running(chapter, tmp_path)
+    began, process = time.monotonic(), running(chapter, tmp_path)
     pids = alive(process)
     torchrun = [p for p in pids if "distributed.run" in Path(f"/proc/{p}/cmdline").read_text()]
     found = listening([pid for pid in pids if pid not in torchrun])
@@ -259,4 +259,4 @@ def test_who_listens(chapter: str, tmp_path: Path, fault_table: FaultTable) -> N
     if chapter == HUB:
         assert store & {"0.0.0.0", "::"}, store
         outcome = "its processes listen on loopback only, torchrun's own store on all interfaces"
-    fault_table("who may reach the rendezvous", chapter, outcome, None)
+    fault_table("who may reach the rendezvous", chapter, outcome, time.monotonic() - began)

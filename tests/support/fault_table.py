@@ -19,9 +19,9 @@ HEAD = """\
 # What was broken on purpose, and what happened
 
 Written by the tests themselves (`make faults`), from what they saw; each row is a test that fails
-when the outcome is another. Seconds are those from the fault to the end of the last process; "in
-process" is a run without a launch of its own. Measured on {date} with {cpus} CPUs, Python {python},
-torch {torch}.
+when the outcome is another. Seconds are those from the fault to the end of the last process, or of
+the whole launch where there is no fault; "in process" is a run without a launch of its own.
+Measured on {date} with {cpus} CPUs, Python {python}, torch {torch}.
 
 | fault | chapter | outcome | seconds |
 | --- | --- | --- | --- |

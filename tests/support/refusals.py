@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, chdir
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
@@ -39,25 +39,21 @@ def call(chapter: str, argv: list[str], cwd: Path, change: Callable = tiny) -> d
     """call_main in a folder, as on a machine without GPUs, and with something changed: a function
     of the chapter's module that returns a context."""
     gc.freeze()  # torch itself is never garbage: the collection below takes 0.1 s less
-    before = os.getcwd()
-    os.chdir(cwd)
-    try:
-        with (
-            mock.patch("torch.cuda.is_available", return_value=False),
-            mock.patch("torch.cuda.device_count", return_value=0),
-            # So long does a loader wait for the workers of a failed run: 5 s otherwise.
-            mock.patch("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1),
-            # torch's record wants the real stderr for it, and warns where there is none.
-            mock.patch("faulthandler.enable"),
-            # Nothing is fetched that was not asked for, and in a test nothing at all.
-            mock.patch("torch.hub.urlopen", side_effect=AssertionError("fetches something")),
-            change(load_chapter(chapter)),
-        ):
-            answer = call_main(chapter, argv)
-            gc.collect()  # what a failed run has left, while its loader does not wait long
-            return answer
-    finally:
-        os.chdir(before)
+    with (
+        chdir(cwd),
+        mock.patch("torch.cuda.is_available", return_value=False),
+        mock.patch("torch.cuda.device_count", return_value=0),
+        # So long does a loader wait for the workers of a failed run: 5 s otherwise.
+        mock.patch("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1),
+        # torch's record wants the real stderr for it, and warns where there is none.
+        mock.patch("faulthandler.enable"),
+        # Nothing is fetched that was not asked for, and in a test nothing at all.
+        mock.patch("torch.hub.urlopen", side_effect=AssertionError("fetches something")),
+        change(load_chapter(chapter)),
+    ):
+        answer = call_main(chapter, argv)
+        gc.collect()  # what a failed run has left, while its loader does not wait long
+        return answer
 
 
 def call_parent(chapter: str, argv: list[str], cwd: Path) -> dict:
