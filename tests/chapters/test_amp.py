@@ -213,13 +213,6 @@ def test_overflow_by_a_huge_scale(train: Callable, tmp_path: Path) -> None:
         assert torch.allclose(slot, speed, rtol=0, atol=2e-5), index
 
 
-def test_all_ranks_skip_alike(train: Callable, tmp_path: Path) -> None:
-    """One rank's images overflow: no rank makes the step, and none waits for another."""
-    weights = train("fp16", "--epochs", 2, world_size=2, bursts=(0, 3))[0]["weights"]
-    assert left_out(tmp_path / "run") == [0, 3]
-    assert torch.equal(weights[3], weights[2]) and not torch.equal(weights[3], weights[4])
-
-
 def test_momentum_of_a_checkpoint() -> None:
     """It keeps its precision beside fp16 weights (O2), and comes in the layout of its weight."""
     module, small = load_chapter(CHAPTER), TinyModel(10)
@@ -268,8 +261,9 @@ def scaling(state: dict) -> tuple[float, int] | None:
 )
 def test_resume_bit_for_bit(kind: str, train: Callable, tmp_path: Path) -> None:
     """Dropout, BatchNorm, momentum, and where there is one the scale and the steps since it
-    changed. With O2 nearly so: Apex makes the fp32 weights behind the model's fp16 ones anew, from
-    those, so what fp16 has rounded away is lost in a resume."""
+    changed: three steps overflow on one rank, and all leave them out. With O2 nearly so: Apex makes
+    the fp32 weights behind the model's fp16 ones anew, from those, so what fp16 has rounded away is
+    lost in a resume."""
     scaled = kind in ("fp16", "O1", "O2")
     options = {"world_size": 2, "model": Stateful}
     train(kind, "--epochs", 4, name="whole", bursts=(0, 4, 6) if scaled else (), **options)
