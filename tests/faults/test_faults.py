@@ -18,7 +18,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from crew import Crew, call_main
 from fault_table import FaultTable
@@ -237,6 +236,8 @@ def test_told_to_end(chapter: str, how: str, tmp_path: Path, fault_table: FaultT
 
 def listening(pids: list[int]) -> set[str]:
     """The addresses at which processes accept TCP connections."""
+    import psutil  # here: the smoke tests are collected where it may be missing
+
     found = [socket for pid in pids for socket in psutil.Process(pid).net_connections("tcp")]
     return {socket.laddr.ip for socket in found if socket.status == psutil.CONN_LISTEN}
 

@@ -6,6 +6,7 @@ python -m pytest tests/mutations -m proof -k set_epoch  # those whose name holds
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -46,9 +47,10 @@ def test_is_noticed(mutation: Mutation, copy: Path) -> None:
     for path in files_of(ROOT):
         text = path.read_text().replace(mutation.old, mutation.new)
         (copy / path.relative_to(ROOT)).write_text(text)
-    # Without bytecode, which might be that of the mutation before; by what `make test` runs.
-    command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    command += ["-m", "not proof", mutation.test]
-    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=1800)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    command += ["-m", "not proof", mutation.test]  # by what `make test` runs
+    # Or there might be bytecode of the mutation before.
+    env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, timeout=1800)
     # 1 is pytest's word for failed tests; a broken session would prove nothing.
     assert done.returncode == 1 and " failed" in done.stdout.splitlines()[-1], done

@@ -22,7 +22,7 @@ import torch
 import torchvision
 from crew import Crew
 from harness import ROOT, TOOLS, alive, finish, kill_all, left_behind, run, start
-from models import Plain
+from with_tiny_model import TinyModel
 
 BENCHMARK = TOOLS / "benchmark"
 RESULTS = sorted(ROOT.glob("docs/assets/results/*/benchmark.json"))
@@ -42,7 +42,7 @@ def threads() -> Iterator[None]:
 
 def tiny_model() -> Any:
     """A context in which torchvision's models are tiny ones."""
-    plain = lambda arch, num_classes: Plain(num_classes, torch.float32)  # noqa: E731
+    plain = lambda arch, num_classes: TinyModel(num_classes)  # noqa: E731
     return mock.patch.object(torchvision.models, "get_model", plain)
 
 
@@ -214,15 +214,13 @@ def test_a_measure_does_what_its_name_says(name: str) -> None:
     images, targets = torch.randn(2, 3, 32, 32), torch.tensor([1, 2])
     with tiny_model():
         trainer = options.Trainer("any", images, targets, **options.GROUPS["step"][name])
-    weight, last = trainer.model.features[0].weight, {"memory_format": torch.channels_last}
+    weight, last = trainer.model.conv.weight, {"memory_format": torch.channels_last}
     assert trainer.images.is_contiguous(**last) == ("channels_last" in name)
     assert weight.is_contiguous(**last) == ("channels_last" in name and "only" not in name)
     settings = trainer.optimizer.defaults
     assert (settings["fused"], settings["foreach"]) == ("fused" in name, "foreach" in name)
     types, before = set(), weight.detach().clone()
-    trainer.model.classifier.register_forward_hook(
-        lambda _m, _inputs, output: types.add(output.dtype)
-    )
+    trainer.model.head.register_forward_hook(lambda _m, _inputs, output: types.add(output.dtype))
     trainer.step()
     gradient = weight.grad
     trainer.step()
