@@ -31,7 +31,6 @@ smoke-oldest: $(VENV)-oldest/ready  ## the same on the oldest torch we support
 
 proof: $(VENV)/ready $(VENV)/ready-for-tests $(VENV)-zensical/ready $(MERMAID) smoke-oldest  ## hours: all combinations, then every protection broken
 	$(RUN) -m pytest $(XDIST) $(ARGS)
-	$(RUN) tests/mutations/mutations.py --known-green
 
 faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, written to tests/FAULTS.md
 	$(RUN) -m pytest tests/faults --write-faults $(ARGS)

@@ -7,27 +7,26 @@ another function notices it (test_static.py has those that are the same); `make 
 
 from __future__ import annotations
 
-import io
 import os
+import re
 import shlex
 import shutil
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from crew import Crew
 from harness import (
     CHAPTERS,
     HOROVOD,
-    LAUNCHED_BY_TORCHRUN,
     ROOT,
     SLURM,
     events,
@@ -36,17 +35,14 @@ from harness import (
     load_state,
     run,
 )
-from PIL import Image
 from refusals import (
     ALONE,
     HUB,
     RANKED,
     SPAWNS,
     Bomb,
-    Tiny,
-    assert_says,
     call,
-    call_entry,
+    call_parent,
     image_tree,
     last_words,
     one_line,
@@ -55,6 +51,7 @@ from refusals import (
     snapshot,
 )
 from tiers import table
+from with_tiny_model import TinyModel
 
 APEX, EVALUATES = "04_apex", "07_dist_eval"
 # What every mistake starts from; its own words come later, and win.
@@ -65,9 +62,8 @@ NO_CHECKPOINTS = {
     "missing": "FileNotFoundError",
     "empty": "EOFError",
     "words": "UnpicklingError",
-    "torn": "RuntimeError",
+    "torn": "(RuntimeError|OSError)",  # of a large file and a small one
     "foreign": "KeyError",
-    "bomb": "UnpicklingError",  # a pickle that would run code
 }
 # Where `make test` makes a mistake that a function notices which is not the same everywhere.
 IN_LOADING = (HUB, SLURM)
@@ -90,24 +86,20 @@ def call_with_gpus(chapter: str, argv: list[str], cwd: Path, usable: bool = True
     return call(chapter, argv, cwd, lambda _: mock.patch.multiple(torch.cuda, **found))
 
 
-call_unusable = partial(call_with_gpus, usable=False)
-
-
 class Mistake(NamedTuple):
-    """What is typed after BASE, a few words of the line (see assert_says), in which chapters `make
-    test` makes it, in which it can be made, on how many ranks, and how the chapter is entered."""
+    """What is typed after BASE, a few words of the line, in which chapters `make test` makes it, in
+    which it can be made, and how the chapter is entered."""
 
     argv: str
     says: str
     now: tuple = (HUB,)
     of: tuple = tuple(CHAPTERS)
-    ranks: int = 2
     entry: Callable = call
 
 
 def own(chapter: str, argv: str, says: str) -> Mistake:
     """A mistake with what only one chapter has. 03's are those that its parent sees."""
-    entry = call_entry if chapter == SPAWNS else call
+    entry = call_parent if chapter == SPAWNS else call
     entry = call_with_gpus if "--compile" in argv else entry
     return Mistake(f"--synthetic 8 {argv}", says, (chapter,), (chapter,), entry=entry)
 
@@ -115,7 +107,6 @@ def own(chapter: str, argv: str, says: str) -> Mistake:
 MISTAKES = {
     # the images
     "no_images": Mistake("", "one of the arguments --data --synthetic is required"),
-    "two_kinds": Mistake("--data good --synthetic", "--synthetic: not allowed with ... --data"),
     "other_classes": Mistake("--data other_classes", "one of train/ and val/ has ... 'b', 'c'"),
     "too_few": Mistake("--data good --batch-size 16", "--batch-size 16 ... all 8 images"),
     # the words; each number alone: NUMBERS below
@@ -140,11 +131,17 @@ MISTAKES = {
     **{
         f"resume_{name}": Mistake(
             f"--synthetic 8 --resume {name}.pt",
-            rf"{name}.pt is not a checkpoint of ... {error}",
+            f"{name}.pt is not a checkpoint of ... {error}",
             IN_LOADING,
         )
         for name, error in NO_CHECKPOINTS.items()
     },
+    # A pickle that would run code; and what is no checkpoint does not mean to begin afresh.
+    "resume_bomb": Mistake(
+        "--synthetic 8 --output-dir bombed --resume auto",
+        "bombed/checkpoint.pt is not a checkpoint of ... UnpicklingError",
+        IN_LOADING,
+    ),
     # the output folder
     "holds_a_run": Mistake("--synthetic 8 --output-dir run", "run holds ... auto or another"),
     "holds_another_run": Mistake(
@@ -159,21 +156,17 @@ MISTAKES = {
         "--synthetic 8",
         "cannot use the GPUs ... driver",
         (ALONE, HUB),
-        ranks=1,
-        entry=call_unusable,
+        entry=partial(call_with_gpus, usable=False),
     ),
-    "without_torchrun": Mistake(
-        "--synthetic 8",
-        "torchrun --standalone --nproc-per-node 2 ",
-        LAUNCHED_BY_TORCHRUN,
-        LAUNCHED_BY_TORCHRUN,
-        entry=call_entry,
-    ),
-    # the chapters' own (04's: test_amp.py)
+    # the chapters' own
     "gpus_without_gpus": own(ALONE, "--gpus 0", "--gpus 0: ... 0 GPUs, counted"),
     "rank_outside": own(SPAWNS, "--nnodes 2 --node-rank 2", "--node-rank 2 must be 0 to 1"),
     "no_port": own(SPAWNS, "--nnodes 2", "--nnodes ... --master-addr and --master-port"),
     "compiled_threads": own(ALONE, "--compile", "--compile ... DataParallel"),
+    "apex_without_gpus": own(APEX, "--impl apex", "Apex needs a GPU: use --impl native"),
+    "apex_and_native": own(APEX, "--impl apex --amp-dtype fp16", "are for --impl native: drop"),
+    "level_of_apex": own(APEX, "--opt-level O2", "--opt-level needs --impl apex"),
+    "scale_of_nothing": own(APEX, "--loss-scale 8", "--loss-scale needs --amp-dtype fp16 or"),
     "other_batch": own(SLURM, "--resume inside_epoch.pt --batch-size 8", "keep --batch-size"),
     "other_seed": own(SLURM, "--resume inside_epoch.pt --seed 8", "keep ... and --seed"),
     "no_meeting_folder": own(SLURM, "--dist-file nowhere", "--dist-file nowhere ... make it"),
@@ -200,7 +193,8 @@ def pristine(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "words.pt").write_text("not even a pickle\n")
     (here / "torn.pt").write_bytes(good.read_bytes()[: good.stat().st_size // 2])
     torch.save({"model": state["model"]}, here / "foreign.pt")
-    torch.save({"bomb": Bomb()}, here / "bomb.pt")
+    (here / "bombed").mkdir()
+    torch.save({"bomb": Bomb()}, here / "bombed/checkpoint.pt")
     return here
 
 
@@ -208,6 +202,14 @@ def pristine(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def room(pristine: Path, tmp_path: Path) -> Path:
     """A copy for one test."""
     return shutil.copytree(pristine, tmp_path / "room")
+
+
+def assert_refused(answers: list[dict], chapter: str, says: str, room: Path, before: Path) -> None:
+    """Every rank ends with the same line, and nothing is written."""
+    (line,) = {one_line(answer, chapter) for answer in answers}
+    # In the pattern " ... " stands for anything.
+    assert re.search(says.replace(" ... ", ".*"), line), f"{says!r} is not in: {line}"
+    assert snapshot(room) == snapshot(before)
 
 
 TABLE = [
@@ -219,14 +221,10 @@ TABLE = [
 
 @pytest.mark.parametrize(("chapter", "name"), TABLE)
 def test_refused(crew: Crew, chapter: str, name: str, room: Path, pristine: Path) -> None:
-    """The table: every rank ends with the same line, and nothing is written."""
     mistake = MISTAKES[name]
     argv = [*BASE, *mistake.argv.split()]
-    ranks = 1 if chapter == ALONE else mistake.ranks
-    answers = crew.run(mistake.entry, chapter, argv, room, world_size=ranks, timeout=60)
-    (line,) = {one_line(answer, chapter) for answer in answers}
-    assert_says(line, mistake.says)
-    assert snapshot(room) == snapshot(pristine)
+    answers = crew.run(mistake.entry, chapter, argv, room, world_size=ranks_of(chapter), timeout=60)
+    assert_refused(answers, chapter, mistake.says, room, pristine)
 
 
 WRONG = {"positive": ["0", "-1", "1.5", "many"], "float": ["many"]}
@@ -258,39 +256,6 @@ def test_resume_ignores_pretrained(crew: Crew, room: Path) -> None:
     assert load_state(room / "run/checkpoint.pt")["epoch"] == 2
 
 
-# --------------------------------------------------------------------------- images nobody can read
-
-
-def encoded(image: Image.Image, kind: str) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind)
-    return file.getvalue()
-
-
-UNREADABLE = {
-    "truncated": encoded(Image.effect_noise((64, 64), 50), "JPEG")[:1000],
-    "sixteen_bits": encoded(Image.fromarray(np.full((16, 16), 9999, np.uint16)), "PNG"),
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "split", "workers"),
-    [("truncated", "train", 0), ("sixteen_bits", "train", 0), ("truncated", "val", 1)],
-)
-def test_unreadable_image(crew: Crew, kind: str, split: str, workers: int, tmp_path: Path) -> None:
-    """The last line holds the path of the file, also when a loader's worker met it. (load_image is
-    the same everywhere.)"""
-    image_tree(tmp_path / "data", "ab", "ab")
-    bad = tmp_path / "data" / split / "a/bad.jpg"
-    bad.write_bytes(UNREADABLE[kind])
-    # One batch is the whole of train/, or the file might be in the rest that is dropped.
-    batch = str(len(list(tmp_path.glob("data/train/*/*"))))
-    argv = [*BASE, "--data", "data", "--workers", str(workers), "--batch-size", batch]
-    (answer,) = crew.run(call, HUB, argv, tmp_path)
-    assert str(bad.relative_to(tmp_path)) in last_words(answer)
-    assert not list(tmp_path.glob("out/*.pt*"))
-
-
 # ------------------------------------------------------------------------- what goes wrong later on
 
 
@@ -298,22 +263,21 @@ def diverges(chapter: ModuleType, first_bad: int, what: str) -> AbstractContextM
     """From a training step on, counted from 1, the last rank's logits are infinite, or its gradient
     is not a number."""
     is_last = int(os.environ["CREW_RANK"]) + 1 == int(os.environ["CREW_SIZE"])
+    steps = count(1)
 
-    class Diverging(Tiny):
-        steps = 0
-
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            logits = super().forward(images)
-            self.steps += self.training
-            if not (is_last and self.training and self.steps >= first_bad):
-                return logits
+    def spoil(model: TinyModel, images: tuple, logits: torch.Tensor) -> torch.Tensor:
+        if is_last and model.training and next(steps) >= first_bad:
             if what == "logits":
                 return logits * float("inf")
             logits.register_hook(lambda gradient: gradient * float("nan"))
-            return logits
+        return logits
 
-    model = lambda arch, classes, pretrained: Diverging(classes)  # noqa: E731
-    return mock.patch.object(chapter, "build_model", model)
+    def build(arch: str, num_classes: int, pretrained: bool) -> TinyModel:
+        model = TinyModel(num_classes)
+        model.register_forward_hook(spoil)
+        return model
+
+    return mock.patch.object(chapter, "build_model", build)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +295,7 @@ def test_loss_is_not_finite(
     change = partial(diverges, first_bad=first_bad, what=what)
     says = rf"loss is (nan|inf) at step {first_bad}: lower --lr, --resume auto$"
     for answer in crew.run(call, chapter, argv, tmp_path, change, world_size=ranks_of(chapter)):
-        assert_says(one_line(answer, chapter), says)
+        assert re.search(says, one_line(answer, chapter))
     assert events(tmp_path / "out")[-1]["event"] in ("start", "eval", "train")
     saved = [load_state(path) for path in tmp_path.glob("out/*.pt")]
     assert [state["epoch"] for state in saved] == ([] if first_bad == 1 else [1, 1])
@@ -361,10 +325,9 @@ def test_ranks_that_disagree(
     no log is begun that would stand in the way of the next start."""
     argvs = [[*BASE, *argv.split()] for argv in DISAGREE[what]]
     answers = crew.run(call_by_rank, chapter, argvs, room, world_size=2, timeout=60)
-    for answer in answers:
+    for answer in answers:  # each names its own numbers
         says = r"other ranks have different data or a different checkpoint: \[\d+, \d, \d\]$"
-        assert_says(one_line(answer, chapter), says)
-    assert snapshot(room) == snapshot(pristine)
+        assert_refused([answer], chapter, says, room, pristine)
 
 
 @pytest.mark.parametrize("chapter", table(CHAPTERS, IN_RUN))
@@ -375,6 +338,14 @@ def test_unknown_model(crew: Crew, chapter: str, room: Path, pristine: Path) -> 
     for answer in crew.run(call, chapter, argv, room, nullcontext, world_size=ranks_of(chapter)):
         assert "Unknown model resnet05" in last_words(answer)
     assert snapshot(room) == snapshot(pristine)
+
+
+def test_output_dir_that_cannot_be_made(crew: Crew, tmp_path: Path) -> None:
+    """Python speaks of it, before any training."""
+    (answer,) = crew.run(
+        call, HUB, [*BASE, "--synthetic", "8", "--output-dir", "/proc/x"], tmp_path
+    )
+    assert "/proc/x" in last_words(answer) and "train_one_epoch" not in answer["exit"]
 
 
 # ---------------------------------------------------------------------------------- real launches

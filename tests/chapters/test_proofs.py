@@ -9,10 +9,10 @@ import pytest
 import torch
 from crew import Crew, call_main
 from harness import CHAPTERS, TINY, launch, load_chapter, rows
-from models import stateful
 from torch import Tensor
 from torchvision import models
 from torchvision.models import list_models
+from with_tiny_model import stateful
 
 pytestmark = pytest.mark.proof
 

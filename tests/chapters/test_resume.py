@@ -13,9 +13,8 @@ import pytest
 import torch
 from crew import Crew, call_main
 from harness import AS_OTHERS, CHAPTERS, assert_same, events, load_chapter, load_state, rows
-from models import stateful
 from tiers import table
-from with_tiny_model import tiny_float64
+from with_tiny_model import stateful, tiny_float64
 
 WORLD_SIZES = {"01_dataparallel": 1, "02_distributed": 2, "03_multiprocessing": 3}
 BATCH = ["--batch-size", "12", "--image-size", "16"]

@@ -1,44 +1,23 @@
-"""Break every protection on purpose, and see a test go red.
+"""Every protection, as a patch that takes it away, by the test that must then fail.
 
-    python tests/mutations/mutations.py            # all of them
-    python tests/mutations/mutations.py set_epoch  # those whose name holds the word
-    python tests/mutations/mutations.py --list
-
-Each patch below replaces a piece of text in every chapter that holds it, and in the doctor, in a
-copy of the repository; the tests named beside it must then fail. A piece that no longer stands
-there, a test that stays green, or tests that are red before anything is broken end this with
-status 1. It takes a while (a test session per patch, two at a time), so it is part of `make proof`.
+Each patch replaces a piece of text in every chapter that holds it, and in the doctor, in a copy of
+the repository (test_mutations.py). That is a test session a patch, so it is part of `make proof`.
 """
 
 from __future__ import annotations
 
-import argparse
-import ast
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from queue import Queue
-
-ROOT = Path(__file__).resolve().parents[2]
-AT_ONCE = 2
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Mutation:
+class Mutation(NamedTuple):
     """name: what is lost. old becomes new in every file that has it (at least `files` of them).
-    tests: a pytest argument; at least one test of it must fail."""
+    test: a pytest argument; at least one test of it must fail."""
 
     name: str
     files: int
     old: str
     new: str
-    tests: str
+    test: str
 
 
 AMP = "tests/chapters/test_amp.py"
@@ -49,6 +28,7 @@ SAMPLING = "tests/chapters/test_sampling.py"
 RESUME = "tests/chapters/test_resume.py"
 ERRORS = "tests/chapters/test_errors.py"
 DATA = "tests/faults/test_faults_data.py"
+IMAGES = "tests/tools/test_check_imagenet.py::test_broken_files"
 BROADCAST = "dist.broadcast(buffer, src=0)"
 DOCTOR = "tests/doctor/test_doctor.py"
 CASES = "tests/doctor/test_cases.py::test_case"
@@ -174,19 +154,17 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "if not torch.equal(all_reduce_sum(mine.clone()), mine * world_size):",
          "if all_reduce_sum(mine.clone()) is None:"),
     ],
-    f"{ERRORS}::test_unreadable_image[sixteen_bits-train-0]": [
+    f"{DATA}::test_unreadable_image[sixteen_bits-train-0]": [
         ("pictures that are not 8-bit RGB", 7, "if image.dtype != torch.uint8 or", "if False and"),
     ],
     f"{ERRORS}::test_refused[02_distributed-uneven_2]": [
         ("an even share of the batch", 6, "    if left:", "    if False:"),
     ],
-    f"{DATA}::test_full_disk": [
+    f"{DATA}::test_full_disk[saving]": [
         ("what a failed save leaves", 7, "temporary.unlink(missing_ok=True)", "pass"),
     ],
-    f"{DATA}::test_odd_image_is_used": [
+    IMAGES: [
         ("RGB, whatever the file holds", 7, "ImageReadMode.RGB)", "ImageReadMode.UNCHANGED)"),
-    ],
-    f"{DATA}::test_unusable_image_is_named": [
         ("pictures of several frames", 7, " or image.ndim != 3", ""),
     ],
     f"{DATA}::test_one_rank_fetches_weights[02_distributed]": [
@@ -359,100 +337,3 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
 }
 # fmt: on
 MUTATIONS = [Mutation(*patch, test) for test, patches in PATCHES.items() for patch in patches]
-
-
-def files_of(root: Path) -> list[Path]:
-    rooms = sorted((root / "tools/doctor").rglob("*.py"))
-    return [*sorted(root.glob("0[1-7]_*/main.py")), *rooms]
-
-
-def pytest(root: Path, arguments: str) -> tuple[int, str]:
-    """Status and last lines of a session, stopped at the first failure."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, *arguments.split()],
-        cwd=root,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
-    return done.returncode, done.stdout[-2000:] + done.stderr[-1000:]
-
-
-def stale(chosen: list[Mutation]) -> list[str]:
-    """Patches whose text no longer stands in the files, or that leave no Python: any test would
-    notice those."""
-    texts, found = [path.read_text() for path in files_of(ROOT)], []
-    for mutation in chosen:
-        holding = [text for text in texts if mutation.old in text]
-        if len(holding) < mutation.files:
-            found.append(f"{mutation.name}: in {len(holding)} files")
-        for text in holding[:1]:
-            try:
-                ast.parse(text.replace(mutation.old, mutation.new))
-            except SyntaxError as error:
-                found.append(f"{mutation.name}: leaves no Python: {error}")
-    return found
-
-
-def notices(mutation: Mutation, copy: Path) -> bool:
-    """Break one protection in a copy of the repository, and say what its test says."""
-    kept, began = {path: path.read_text() for path in files_of(copy)}, time.monotonic()
-    for path, text in kept.items():
-        path.write_text(text.replace(mutation.old, mutation.new))
-    status, text = pytest(copy, mutation.tests)
-    for path, original in kept.items():
-        path.write_text(original)
-    # 1 is pytest's word for failed tests; a broken session would prove nothing.
-    caught = status == 1 and " failed" in text.splitlines()[-1]
-    first = next((line for line in text.splitlines() if line.startswith("FAILED")), "")
-    verdict = "red" if caught else f"SURVIVED (pytest ended with {status})"
-    print(
-        f"{verdict:4} {mutation.name}  {first[:90]}  {time.monotonic() - began:.0f} s", flush=True
-    )
-    return caught
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("word", nargs="?", default="", help="only names that hold it")
-    parser.add_argument("--list", action="store_true")
-    parser.add_argument("--known-green", action="store_true", help="the tests have just passed")
-    args = parser.parse_args()
-    chosen = [m for m in MUTATIONS if args.word in m.name]
-    if args.list or not chosen:
-        print("\n".join(m.name for m in MUTATIONS))
-        return 0 if chosen else 1
-    if lost := stale(chosen):
-        print("patches that do not fit:", *lost, sep="\n  ")
-        return 1
-
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as pool:
-        copies: Queue[Path] = Queue()
-        ignore = shutil.ignore_patterns(".git", ".venv*", "data", "runs", "__pycache__", ".*_cache")
-        for number in range(AT_ONCE):
-            copies.put(Path(shutil.copytree(ROOT, Path(folder, str(number)), ignore=ignore)))
-
-        def on_some_copy(mutation: Mutation) -> bool:
-            copy = copies.get()
-            try:
-                return notices(mutation, copy)
-            finally:
-                copies.put(copy)
-
-        if not args.known_green:
-            print("first, everything must be green", flush=True)
-            needed = sorted({path for m in chosen for path in m.tests.split()})
-            status, text = pytest(Path(folder, "0"), " ".join(needed))
-            if status != 0:
-                print(text, "\nred before anything was broken")
-                return 1
-        caught = sum(pool.map(on_some_copy, chosen))
-    print(f"{caught} of {len(chosen)} broken protections were noticed")
-    return 0 if caught == len(chosen) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,27 +1,56 @@
-"""The judge of the tests is up to date: `make proof` runs it, this only looks at it."""
+"""Break every protection on purpose, and see a test go red.
+
+python -m pytest tests/mutations -m proof -k set_epoch  # those whose name holds the word
+"""
 
 from __future__ import annotations
 
-import pytest
-from mutations import MUTATIONS, stale
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
-IN_MAKE_TEST = 50
+import pytest
+from harness import ROOT
+from mutations import MUTATIONS, Mutation
+
+
+def files_of(root: Path) -> list[Path]:
+    rooms = sorted((root / "tools/doctor").rglob("*.py"))
+    return [*sorted(root.glob("0[1-7]_*/main.py")), *rooms]
 
 
 def test_every_patch_still_fits() -> None:
-    assert not stale(MUTATIONS)
+    """Its text stands in the files, it leaves Python (or any test would notice), and its test is
+    there."""
+    texts = [path.read_text() for path in files_of(ROOT)]
+    for mutation in MUTATIONS:
+        holding = [text for text in texts if mutation.old in text]
+        assert len(holding) >= mutation.files, mutation.name
+        ast.parse(holding[0].replace(mutation.old, mutation.new))
+        file, test = mutation.test.partition("[")[0].split("::")
+        assert f"def {test}(" in (ROOT / file).read_text(), mutation.test
 
 
-def test_most_are_noticed_by_make_test(request: pytest.FixtureRequest) -> None:
-    """Each patch names a test that exists, and nearly all of those run on every change."""
-    items = request.session.items
-    files = {item.nodeid.partition("::")[0] for item in items}
-    if sum(mutation.tests.partition("::")[0] in files for mutation in MUTATIONS) < IN_MAKE_TEST:
-        pytest.skip("needs the other tests in the same session: make test")
-    run_by_test = [item for item in items if not item.get_closest_marker("proof")]
-    # xdist writes a test's group behind its name.
-    names = {name for item in run_by_test for name in (item.nodeid, item.nodeid.partition("@")[0])}
-    names |= {name.partition("[")[0] for name in names}
-    noticed = [mutation.name for mutation in MUTATIONS if mutation.tests in names]
-    print(f"{len(noticed)} of {len(MUTATIONS)} mutations are noticed by make test")
-    assert len(noticed) >= IN_MAKE_TEST, sorted({m.name for m in MUTATIONS} - set(noticed))
+@pytest.fixture(scope="session")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    ignore = shutil.ignore_patterns(".git", ".venv*", "data", "runs", "__pycache__", ".*_cache")
+    return shutil.copytree(ROOT, tmp_path_factory.mktemp("mutated") / "copy", ignore=ignore)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_is_noticed(mutation: Mutation, copy: Path) -> None:
+    """The test, which is green in this session, fails without the protection."""
+    for path in files_of(ROOT):
+        text = path.read_text().replace(mutation.old, mutation.new)
+        (copy / path.relative_to(ROOT)).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    command += ["-m", "not proof", mutation.test]  # by what `make test` runs
+    # Or there might be bytecode of the mutation before.
+    env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, timeout=1800)
+    # 1 is pytest's word for failed tests; a broken session would prove nothing.
+    assert done.returncode == 1 and " failed" in done.stdout.splitlines()[-1], done

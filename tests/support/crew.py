@@ -15,14 +15,15 @@ import os
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from harness import HOROVOD, LAUNCHER_VARIABLES, SLURM, free_port, load_chapter
-from warm import CONTEXT, start_warm, torchrun_environments
+from warm import CONTEXT, environment_of_server, torchrun_environments
 
 
 def slurm_environments(world_size: int) -> list[dict[str, str]]:
@@ -47,29 +48,31 @@ def horovod_environments(world_size: int) -> tuple[Any, list[dict[str, str]]]:
     return server, [shared | gloo_run.create_slot_env_vars(slot) for slot in plan]
 
 
-def _serve(pipe: Any, stacks: str) -> None:
-    """The life of a crew member: take a function and its arguments, answer what it returns."""
+def prepare_member() -> None:
+    """A new process."""
     import torch
 
     torch.set_num_threads(1)
     gc.freeze()  # or each collection below would walk the whole of torch
-    # Where it hangs, should it: a loader's worker, which is a fork, writes to the same file.
-    faulthandler.register(signal.SIGQUIT, file=open(stacks, "a"), all_threads=True)
-    while True:
+
+
+def run_as_rank(
+    function: Callable, args: tuple, env: dict[str, str], timeout: float, stacks: str
+) -> Any:
+    """In a crew member: function(*args) in the environment of a rank, and no trace of it after."""
+    import torch
+
+    for name in [name for name in os.environ if name.startswith(LAUNCHER_VARIABLES)]:
+        del os.environ[name]
+    os.environ.update(env)
+    for number in (signal.SIGUSR1, signal.SIGTERM):  # 06 has set them, in a case before this
+        signal.signal(number, signal.SIG_DFL)
+    with open(stacks, "a") as file:
+        faulthandler.dump_traceback_later(timeout - 1, file=file)  # where it hangs, should it
         try:
-            function, args, env = pipe.recv()
-        except EOFError:
-            return
-        for name in [name for name in os.environ if name.startswith(LAUNCHER_VARIABLES)]:
-            del os.environ[name]
-        os.environ.update(env)
-        for number in (signal.SIGUSR1, signal.SIGTERM):  # 06 has set them, in a case before this
-            signal.signal(number, signal.SIG_DFL)
-        try:
-            answer = ("done", function(*args))
-        except BaseException:
-            answer = ("failed", traceback.format_exc())
+            return function(*args)
         finally:
+            faulthandler.cancel_dump_traceback_later()
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
             if "horovod.torch" in sys.modules:
@@ -77,14 +80,14 @@ def _serve(pipe: Any, stacks: str) -> None:
             # Here, not in a loader worker forked later: there, gloo's threads do not exist, and
             # freeing what is left of a failed case would wait for them for ever.
             gc.collect()
-        pipe.send(answer)
 
 
 class Crew:
     """Up to `size` processes; use as a context manager."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.members, self.stuck = size, [], False
+        self.size = size
+        self.members: list[ProcessPoolExecutor] = []  # each of one process
         self.stacks = tempfile.NamedTemporaryFile(prefix="stacks-of-crew-")
 
     def __enter__(self) -> Crew:
@@ -95,30 +98,11 @@ class Crew:
 
     def dismiss(self) -> None:
         """End all processes; the next call starts new ones."""
-        for process, pipe in self.members:
-            pipe.close()  # an idle member takes this as the end
-            process.join(0 if self.stuck else 5)
-            process.kill()
-            process.join()
+        for member in self.members:
+            for process in list(member._processes.values()):
+                process.kill()  # shutdown would wait for one that hangs
+            member.shutdown()
         self.members = []
-
-    def show_stacks(self) -> str:
-        """Where each member is, and each loader worker of a member."""
-        for process, _ in self.members:
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-            for pid in [process.pid, *map(int, children.read_text().split())]:
-                Path(self.stacks.name).open("a").write(f"\nprocess {pid} of {process.pid}:\n")
-                os.kill(pid, signal.SIGQUIT)
-                time.sleep(0.5)
-        return Path(self.stacks.name).read_text()
-
-    def _hire(self, count: int) -> None:
-        while len(self.members) < count:
-            ours, theirs = CONTEXT.Pipe()
-            process = CONTEXT.Process(target=_serve, args=(theirs, self.stacks.name))
-            start_warm(process)
-            theirs.close()
-            self.members.append((process, ours))
 
     def run(
         self, function: Callable, *args: Any, world_size: int = 1, timeout: float = 120
@@ -128,45 +112,33 @@ class Crew:
         their answers in the order of ranks. A rank that raises, or one that does not answer in
         time, fails the test and ends the crew."""
         assert world_size <= self.size
-        self._hire(world_size)
-        self.stuck = True
+        while len(self.members) < world_size:
+            self.members.append(ProcessPoolExecutor(1, CONTEXT, prepare_member))
         server, environments = None, torchrun_environments(world_size)
         if HOROVOD in args:
             server, environments = horovod_environments(world_size)
         elif SLURM in args:
             environments = slurm_environments(world_size)
+        answers = []
         try:
-            return self._ask(function, args, environments, timeout)
+            with environment_of_server():
+                for rank, env in enumerate(environments):
+                    env |= {"CREW_RANK": str(rank), "CREW_SIZE": str(world_size)}
+                    task = (function, args, env, timeout, self.stacks.name)
+                    answers.append(self.members[rank].submit(run_as_rank, *task))
+            done, late = wait(answers, timeout)
         finally:
             if server:
                 server.stop()
-
-    def _ask(
-        self, function: Callable, args: tuple, environments: list[dict[str, str]], timeout: float
-    ) -> list[Any]:
-        """One call to as many members as there are environments, and their answers."""
-        world_size = len(environments)
-        for rank, ((_, pipe), env) in enumerate(zip(self.members, environments, strict=False)):
-            pipe.send(
-                (function, args, env | {"CREW_RANK": str(rank), "CREW_SIZE": str(world_size)})
-            )
-        answers = []
-        for rank, (process, pipe) in enumerate(self.members[:world_size]):
-            if not pipe.poll(timeout):
-                stacks = self.show_stacks()
-                self.dismiss()
-                late = f"rank {rank} of {world_size} did not answer in {timeout} s"
-                raise AssertionError(f"{late}\n{stacks}")
-            try:
-                answers.append(pipe.recv())
-            except EOFError:
-                self.dismiss()
-                raise AssertionError(f"rank {rank} died: {process.exitcode}") from None
-        self.stuck = False
-        if failed := [text for state, text in answers if state == "failed"]:
+        errors = [answer.exception() for answer in done if answer.exception()]
+        if late or errors:
             self.dismiss()
-            raise AssertionError("\n".join(failed))
-        return [value for _, value in answers]
+            told = [f"{error!r}\n{error.__cause__}" for error in errors]
+            if late:
+                told += [f"{len(late)} of {world_size} ranks did not answer in {timeout} s"]
+                told += [Path(self.stacks.name).read_text()]
+            raise AssertionError("\n".join(told))
+        return [answer.result() for answer in answers]
 
 
 def call_main(chapter: str, argv: list[str], patches: dict[str, Any] | None = None) -> dict:
@@ -178,13 +150,14 @@ def call_main(chapter: str, argv: list[str], patches: dict[str, Any] | None = No
     left to real launches.
     """
     module = load_chapter(chapter)
-    kept = {name: getattr(module, name) for name in patches or {}}
     stdout, stderr, code = io.StringIO(), io.StringIO(), None
     getattr(module, "ASKED_TO_STOP", []).clear()  # of 06, in a case before this
-    try:
+    with contextlib.ExitStack() as changes:
+        changes.enter_context(contextlib.redirect_stdout(stdout))
+        changes.enter_context(contextlib.redirect_stderr(stderr))
         for name, value in (patches or {}).items():
-            setattr(module, name, value)
-        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            changes.enter_context(mock.patch.object(module, name, value))
+        try:
             if chapter == "03_multiprocessing":
                 # What its main does before it starts processes.
                 module.check_output_dir(module.build_parser().parse_args(argv))
@@ -192,12 +165,8 @@ def call_main(chapter: str, argv: list[str], patches: dict[str, Any] | None = No
                 module.worker(int(os.environ["RANK"]), [*argv, *nodes], None)
             else:
                 module.main(argv)
-    except SystemExit as error:
-        code = error.code
-    except Exception:
-        code = traceback.format_exc()
-    finally:
-        for name, value in kept.items():
-            setattr(module, name, value)
-        sys.stdout.flush()
+        except SystemExit as error:
+            code = error.code
+        except Exception:
+            code = traceback.format_exc()
     return {"exit": code, "stdout": stdout.getvalue(), "stderr": stderr.getvalue()}

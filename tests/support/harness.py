@@ -14,7 +14,6 @@ import sys
 import time
 import uuid
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,18 +67,13 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@dataclass
-class Result:
-    """A finished process: exit status, what it printed, and the command for error messages."""
-
-    command: list[str]
-    returncode: int
-    stdout: str
-    stderr: str
+class Result(subprocess.CompletedProcess):
+    """A finished process: its command, exit status, and what it printed."""
 
     @property
     def output(self) -> str:
-        return f"$ {' '.join(self.command)}\n[{self.returncode}]\n{self.stdout}\n{self.stderr}"
+        command = " ".join(map(str, self.args))
+        return f"$ {command}\n[{self.returncode}]\n{self.stdout}\n{self.stderr}"
 
     @property
     def said(self) -> list[str]:
@@ -144,14 +138,13 @@ def kill_all(process: subprocess.Popen) -> None:
 
 def finish(process: subprocess.Popen, timeout: float) -> Result:
     """Wait for a started command. Nothing of it is left behind, on success neither."""
-    command = [str(word) for word in process.args]
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         kill_all(process)
-        result = Result(command, -9, *process.communicate())
+        result = Result(process.args, -9, *process.communicate())
         raise AssertionError(f"no end within {timeout} s\n{result.output}") from None
-    result = Result(command, process.returncode, stdout, stderr)
+    result = Result(process.args, process.returncode, stdout, stderr)
     deadline = time.monotonic() + 10  # a worker may take a moment to follow its parent
     while (left := alive(process)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -189,15 +182,8 @@ def command_for(chapter: str, argv: list, processes: int, script: Path | None = 
         return [sys.executable, script, *argv, "--nprocs", str(processes)]
     if chapter == HOROVOD:
         horovodrun = [Path(sys.executable).with_name("horovodrun"), "-np", str(processes)]
-        return [
-            *horovodrun,
-            "-H",
-            f"localhost:{processes}",
-            "--gloo",
-            sys.executable,
-            script,
-            *argv,
-        ]
+        horovodrun += ["-H", f"localhost:{processes}", "--gloo"]
+        return [*horovodrun, sys.executable, script, *argv]
     if chapter == SLURM:
         from slurm import shared_cluster  # which is built on this module
 
@@ -219,8 +205,7 @@ def launch(
     env: dict[str, str] | None = None,
 ) -> Result:
     """Run a chapter the way its docstring says, with cwd as the working directory."""
-    words = [str(word) for word in argv]
-    return run(command_for(chapter, words, processes or default_processes()), cwd, timeout, env)
+    return run(command_for(chapter, argv, processes or default_processes()), cwd, timeout, env)
 
 
 def events(run_dir: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
@@ -245,18 +230,15 @@ def load_state(path: Path) -> dict[str, Any]:
 
 def assert_same(a: Any, b: Any, at: str = "checkpoint") -> None:
     """Two nested structures are equal, tensors bit for bit."""
-    if isinstance(a, torch.Tensor):
-        assert isinstance(b, torch.Tensor) and torch.equal(a, b), at
-    elif isinstance(a, dict):
+    if isinstance(a, dict):
         assert a.keys() == b.keys(), f"{at}: {a.keys() ^ b.keys()}"
         for key in a:
             assert_same(a[key], b[key], f"{at}[{key!r}]")
     elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), at
-        for index, (x, y) in enumerate(zip(a, b, strict=True)):
-            assert_same(x, y, f"{at}[{index}]")
+        assert_same(dict(enumerate(a)), dict(enumerate(b)), at)
     else:
-        assert a == b, f"{at}: {a!r} is not {b!r}"
+        same = torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        assert same, f"{at}: {a!r} is not {b!r}"
 
 
 def load_chapter(chapter: str) -> ModuleType:

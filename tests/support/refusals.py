@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, chdir
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
-import numpy as np
-import torch
 from crew import Crew, call_main
 from harness import CHAPTERS, load_chapter
 from PIL import Image
-from torch import nn
+from with_tiny_model import tiny_float32
 
 ALONE, HUB, SPAWNS = "01_dataparallel", "02_distributed", "03_multiprocessing"
 RANKED = [chapter for chapter in CHAPTERS if chapter != ALONE]
@@ -26,21 +23,9 @@ def ranks_of(chapter: str) -> int:
     return 1 if chapter == ALONE else 2
 
 
-class Tiny(nn.Module):
-    """The smallest model that trains: the mean colour of an image to its logits."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(3, num_classes)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.head(images.mean((2, 3)))
-
-
 def tiny(chapter: ModuleType) -> AbstractContextManager:
     """The tiny model in place of the chapter's own."""
-    model = lambda arch, num_classes, pretrained: Tiny(num_classes)  # noqa: E731
-    return mock.patch.object(chapter, "build_model", model)
+    return mock.patch.object(chapter, "build_model", tiny_float32)
 
 
 class Bomb:
@@ -54,40 +39,32 @@ def call(chapter: str, argv: list[str], cwd: Path, change: Callable = tiny) -> d
     """call_main in a folder, as on a machine without GPUs, and with something changed: a function
     of the chapter's module that returns a context."""
     gc.freeze()  # torch itself is never garbage: the collection below takes 0.1 s less
-    before = os.getcwd()
-    os.chdir(cwd)
-    try:
-        with (
-            mock.patch("torch.cuda.is_available", return_value=False),
-            mock.patch("torch.cuda.device_count", return_value=0),
-            # So long does a loader wait for the workers of a failed run: 5 s otherwise.
-            mock.patch("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1),
-            # torch's record wants the real stderr for it, and warns where there is none.
-            mock.patch("faulthandler.enable"),
-            # Nothing is fetched that was not asked for, and in a test nothing at all.
-            mock.patch("torch.hub.urlopen", side_effect=AssertionError("fetches something")),
-            change(load_chapter(chapter)),
-        ):
-            answer = call_main(chapter, argv)
-            gc.collect()  # what a failed run has left, while its loader does not wait long
-            return answer
-    finally:
-        os.chdir(before)
+    with (
+        chdir(cwd),
+        mock.patch("torch.cuda.is_available", return_value=False),
+        mock.patch("torch.cuda.device_count", return_value=0),
+        # So long does a loader wait for the workers of a failed run: 5 s otherwise.
+        mock.patch("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1),
+        # torch's record wants the real stderr for it, and warns where there is none.
+        mock.patch("faulthandler.enable"),
+        # Nothing is fetched that was not asked for, and in a test nothing at all.
+        mock.patch("torch.hub.urlopen", side_effect=AssertionError("fetches something")),
+        change(load_chapter(chapter)),
+    ):
+        answer = call_main(chapter, argv)
+        gc.collect()  # what a failed run has left, while its loader does not wait long
+        return answer
 
 
-def call_entry(chapter: str, argv: list[str], cwd: Path) -> dict:
-    """call, but in by the door of `python main.py`: without a launcher's environment, and in 03
-    by main, which may not start a process."""
+def call_parent(chapter: str, argv: list[str], cwd: Path) -> dict:
+    """call, but of 03's main, which may not start a process, not of its worker."""
     module = load_chapter(chapter)
-    enter = lambda *_: module.main(argv)  # noqa: E731
     started = AssertionError("started processes")
     with (
         mock.patch.dict(os.environ),
-        mock.patch.object(module, "worker", enter, create=True),
+        mock.patch.object(module, "worker", lambda *_: module.main(argv)),
         mock.patch("torch.multiprocessing.spawn", side_effect=started),
     ):
-        if chapter != SPAWNS:
-            del os.environ["RANK"]
         return call(chapter, argv, cwd)
 
 
@@ -119,27 +96,17 @@ def last_words(answer: dict) -> str:
     return answer["exit"].strip().splitlines()[-1]
 
 
-def assert_says(line: str, says: str) -> None:
-    """The line holds the pattern, in which " ... " stands for anything."""
-    assert re.search(says.replace(" ... ", ".*"), line), f"{says!r} is not in: {line}"
-
-
 def snapshot(folder: Path) -> dict[str, bytes]:
     """All files below a folder."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def picture(path: Path, size: int = 16) -> None:
-    """A picture of noise, as PNG or JPEG."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(len(path.name)).integers(0, 256, (size, size, 3))
-    Image.fromarray(pixels.astype(np.uint8)).save(path)
-
-
 def image_tree(folder: Path, train: str, val: str) -> None:
-    """An image folder: of each class, a letter, 4 pictures in train/ and 1 in val/."""
+    """An image folder: of each class, a letter, 4 pictures of noise in train/ and 1 in val/."""
     for split, classes, count in (("train", train, 4), ("val", val, 1)):
         for name in classes:
             for number in range(count):
-                picture(folder / split / name / f"{number}.png")
+                path = folder / split / name / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.effect_noise((16, 16), 99).convert("RGB").save(path)

@@ -14,9 +14,10 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest import mock
 
 from harness import SESSION, clean_environment, free_port
 
@@ -37,16 +38,18 @@ def warm_environment() -> dict[str, str]:
     return env | {"PYTHONUNBUFFERED": ""}
 
 
+@contextlib.contextmanager
+def environment_of_server() -> Iterator[None]:
+    """The first process of CONTEXT starts the server, which keeps the environment of then."""
+    fresh = clean_environment() | {"CUDA_VISIBLE_DEVICES": ""}
+    with mock.patch.dict(os.environ, fresh, clear=True):
+        yield
+
+
 def start_warm(process: BaseProcess) -> None:
-    """Start a process of CONTEXT; the first one starts the server, which keeps its environment."""
-    before = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(clean_environment() | {"CUDA_VISIBLE_DEVICES": ""})
-    try:
+    """Start a process of CONTEXT."""
+    with environment_of_server():
         process.start()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def torchrun_environments(world_size: int) -> list[dict[str, str]]:

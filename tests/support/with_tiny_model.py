@@ -32,6 +32,20 @@ class TinyModel(nn.Module):
         return self.head(nn.functional.adaptive_avg_pool2d(features, 2).flatten(1))
 
 
+class Stateful(nn.Module):
+    """BatchNorm and dropout: everything that a resumed run could get wrong."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 5, stride=4), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(3),
+            nn.Flatten(), nn.Dropout(0.5), nn.Linear(72, num_classes),
+        )  # fmt: skip
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images)
+
+
 class FrozenNorm(nn.BatchNorm2d):
     """BatchNorm that uses its running statistics in training too, and leaves them as they are."""
 
@@ -46,6 +60,10 @@ def tiny_float32(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
 
 def tiny_float64(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
     return TinyModel(num_classes).double()
+
+
+def stateful(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
+    return Stateful(num_classes)
 
 
 def tiny_batchnorm(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
