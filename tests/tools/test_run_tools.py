@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -185,7 +184,7 @@ def read_events(folder: Path) -> Any:
     return EventAccumulator(str(folder / "tensorboard"), size_guidance=sizes).Reload()
 
 
-def assert_shows(folder: Path, rows: list[Row]) -> None:
+def assert_shows(events: Any, rows: list[Row]) -> None:
     """TensorBoard shows every number of the rows and nothing else, in single precision."""
     wanted: dict[str, list] = {}
     for row in rows:
@@ -193,7 +192,6 @@ def assert_shows(folder: Path, rows: list[Row]) -> None:
             if row.get(name) is not None:
                 point = (row["step"], row["time"], pytest.approx(row[name], rel=1e-6))
                 wanted.setdefault(f"{row['event']}/{name}", []).append(point)
-    events = read_events(folder)
     shown = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
     assert wanted == {
         tag: [(point.step, point.wall_time, point.value) for point in points]
@@ -202,54 +200,25 @@ def assert_shows(folder: Path, rows: list[Row]) -> None:
 
 
 def test_event_files_hold_the_rows(tmp_path: Path) -> None:
-    """Converting again doubles nothing, and spares the files of others."""
+    """Converting again doubles nothing, in a TensorBoard that is running neither, and spares the
+    files of others."""
     rows = rows_to(8)
     rows[2]["max_memory"] = None
     folder = write_run(tmp_path / "run", start(), *rows)
     (folder / "tensorboard").mkdir()
     (folder / "tensorboard" / "mine").write_bytes(b"mine")
     to_tensorboard.main([str(folder)])
-    assert_shows(folder, rows)
-    (text,) = read_events(folder).Tensors("start/text_summary")
+    events = read_events(folder)
+    assert_shows(events, rows)
+    (text,) = events.Tensors("start/text_summary")
     assert '"torch": "2.15.0"' in text.tensor_proto.string_val[0].decode()
 
     append(folder, lines(start(6), *rows_to(9, first=7, shift=0.5), end(9)))
     to_tensorboard.main([str(folder)])
     kept = [row for row in rows if row["step"] <= 6] + rows_to(9, first=7, shift=0.5)
-    assert_shows(folder, kept)
+    for view in (events.Reload(), read_events(folder)):
+        assert_shows(view, kept)
     assert (folder / "tensorboard" / "mine").read_bytes() == b"mine"
-
-
-def test_follow_goes_on_to_the_end_of_the_run_through_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The log grows whenever the tool waits, in the middle of a line too; Ctrl-C ends it."""
-    line = lines(train(3))
-    grows = [
-        (rows_to(2), line[:50]),
-        (rows_to(2), line[50:] + lines(*rows_to(11, first=4))),
-        (rows_to(11), HALF + lines(start(8))),
-        (rows_to(8), lines(*rows_to(9, first=9, shift=0.5))),
-        ([*rows_to(8), train(9, 0.5)], lines(*rows_to(12, first=10, shift=0.5), end(12))),
-    ]
-
-    def grow(_: float) -> None:
-        if not grows:
-            raise KeyboardInterrupt
-        shown, text = grows.pop(0)
-        assert_shows(tmp_path, shown)
-        append(tmp_path, text)
-
-    monkeypatch.setattr(to_tensorboard, "time", SimpleNamespace(sleep=grow))
-    write_run(tmp_path, start(), *rows_to(2))
-    to_tensorboard.main([str(tmp_path), "--follow"])
-    whole = [*rows_to(8), *rows_to(12, first=9, shift=0.5)]
-    assert not grows
-    assert_shows(tmp_path, whole)
-
-    append(tmp_path, lines(start(12), *rows_to(13, first=13)))
-    to_tensorboard.main([str(tmp_path), "--follow"])
-    assert_shows(tmp_path, [*whole, *rows_to(13, first=13)])
 
 
 # ---- what both refuse ----
