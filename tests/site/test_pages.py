@@ -214,17 +214,6 @@ def test_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         render("@table r.md c")
 
 
-def test_results_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codealong, "ROOT", tmp_path)
-    assert render('@gpus "nobody has sent one"') == "<p>nobody has sent one</p>"
-    folder = tmp_path / "docs/assets/results/gpu-two"
-    folder.mkdir(parents=True)
-    row = {"group": "machine", "name": "limits", "status": "FAILED", "text": "a | b"}
-    (folder / "gpu.json").write_text(json.dumps({"date": "2026", "checks": [row]}))
-    shown = render('@gpus "nobody has sent one"')
-    assert "gpu-two" in shown and "a , b" in shown and "nobody" not in shown
-
-
 def test_walk() -> None:
     note = "/// walk\n### Title {#t}\n\nThe note.\n\n@code 02_distributed/main.py cleanup\n///\n"
     text, code = render(note).split('<div class="walk-code">')

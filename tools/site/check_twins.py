@@ -94,9 +94,8 @@ def read_page(text: str) -> Page:
             if not found:
                 page.mistakes.append(f"line {number}: no id: write {line.strip()} {{#id}}")
             page.headings.append(f"{heading[1]} {{#{found[1] if found else ''}}}")
-        elif re.match(r" *(@(code|file|diff|compare|table|gpus)\b|///|\[TOC\])", line):
-            form = re.sub('(@gpus) ".*"', r"\1", line.strip())  # its words are prose
-            page.forms.append(without_language(form))
+        elif re.match(r" *(@(code|file|diff|compare|table)\b|///|\[TOC\])", line):
+            page.forms.append(without_language(line.strip()))
         if CHINESE.match(line.lstrip(" *")) and CHINESE.match(lines[number - 2].rstrip("*")[-1:]):
             page.mistakes.append(f"line {number}: the break above it would show as a gap")
         for target in LINK.findall(re.sub(r"`[^`]*`", "", line)):

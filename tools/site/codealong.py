@@ -35,7 +35,6 @@ FORMS = {
     "diff": ('OLD NEW {whole="1"}', 2, 2),
     "compare": ("", 0, 0),
     "table": ("FILE [KEY]", 1, 2),
-    "gpus": ('"text if there is none"', 1, 1),
 }
 Options = dict[str, list[str]]
 COPIES = "source"  # the folder of the site that has the files, see hooks.py
@@ -210,19 +209,6 @@ class CodeAlong(Preprocessor):
                 raise SiteError(f"{path} has no part {key[0]}; there are: {', '.join(parts)}")
             text = parts[key[0]]
         return ["", *text.strip().splitlines(), ""]
-
-    def gpus(self, words: list[str], options: Options) -> list[str]:
-        """The results of gpu_check.py that have been sent, or the text if there is none."""
-        lines: list[str] = []
-        for path in sorted(ROOT.glob("docs/assets/results/gpu-*/gpu.json")):
-            result = json.loads(path.read_text(encoding="utf-8"))
-            checks = result.pop("checks")
-            head = ", ".join(f"{name} {value}" for name, value in result.items())
-            lines += ["", f"**{path.parent.name}**: {head}", "", "| | | | |", "| - | - | - | - |"]
-            for row in checks:
-                cells = [row["group"], row["name"], row["status"], row["text"].replace("|", ",")]
-                lines.append(f"| {' | '.join(cells)} |")
-        return [*lines, ""] if lines else [words[0][1:-1]]
 
 
 class RepositoryLinks(Treeprocessor):
