@@ -3,14 +3,9 @@
     python tools/check_imagenet.py DIR                             # folders and counts
     python tools/check_imagenet.py DIR --decode                    # every image, as training does
     python tools/check_imagenet.py DIR --decode --list-bad FILE    # paths of those that are refused
-    python tools/check_imagenet.py DIR --sort-val FILE             # a flat val/ into class folders
 
 DIR holds train/ and val/, one folder a class in each. What would stop a chapter, or would be passed
 over in silence, is an `error:` here. Exit code: 0 usable, 1 not usable, 2 bad arguments.
-
-FILE of --sort-val is Kaggle's LOC_val_solution.csv, the devkit's
-ILSVRC2012_validation_ground_truth.txt with its meta.mat beside it (needs scipy), or a list of
-`image class` lines. Nothing is overwritten, and after Ctrl-C the same command goes on.
 """
 
 import argparse
@@ -18,7 +13,6 @@ import multiprocessing
 import os
 import re
 import runpy
-import shlex
 import signal
 import statistics
 from collections.abc import Iterable
@@ -30,7 +24,6 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import is_image_file
 from tqdm import tqdm
 
-COMMAND = "python tools/check_imagenet.py"
 CHAPTER = Path(__file__).parents[1] / "02_distributed/main.py"
 # The rule of every chapter.
 load_image = runpy.run_path(str(CHAPTER))["load_image"]
@@ -67,12 +60,8 @@ def check_split(root: Path, name: str, report: Report) -> ImageFolder | None:
 
     flat = [path.name for path in folder.iterdir() if is_image_file(path.name)]
     if name == "val" and flat:
-        report.error(
-            f"val/ is flat: {len(flat):,} images directly in it; sort it: {COMMAND} "
-            f"{shlex.quote(str(root))} --sort-val FILE (FILE: LOC_val_solution.csv, the devkit's "
-            "ILSVRC2012_validation_ground_truth.txt, or lines `image class`)",
-            flat,
-        )
+        how = "sort them into class folders: docs/en/getting-started.md, A flat val"
+        report.error(f"val/ is flat: {len(flat):,} images directly in it; {how}", flat)
     elif flat:
         report.error(f"{folder} has images outside of its class folders", flat)
 
@@ -162,76 +151,12 @@ def check_tree(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---- sorting val/ ----
-
-
-def read_truth(path: Path) -> dict[str, str]:
-    """The class of every image, by its name less the extension, which Kaggle's list leaves out."""
-    lines = path.read_text("utf-8").splitlines()
-    if all(line.strip().isdecimal() for line in lines):
-        from scipy.io import loadmat
-
-        # The ids that torchvision.datasets.ImageNet takes. Fields: id, wnid, words, gloss, number
-        # of children, ...: the 1000 classes have none. Any other id is a class train/ has not.
-        synsets = loadmat(path.with_name("meta.mat"), squeeze_me=True)["synsets"]
-        wnids = {int(row[0]): str(row[1]) for row in synsets if int(row[4]) == 0}
-        labels = [wnids.get(int(line), line) for line in lines]
-        return {f"ILSVRC2012_val_{n:08d}": label for n, label in enumerate(labels, 1)}
-
-    truth = {}
-    for number, line in enumerate(lines, 1):
-        # In Kaggle's list the corners of boxes follow the class.
-        cells = re.split(r"[\s,]+", line.strip())
-        if not line.strip() or cells[0] == "ImageId":
-            continue
-        if len(cells) < 2:
-            raise SystemExit(f"error: {path}:{number}: not `image class`: {line[:80]}")
-        truth[os.path.splitext(cells[0])[0]] = cells[1]
-    return truth
-
-
-def sort_val(args: argparse.Namespace) -> int:
-    """Sort a flat val/ into class folders, after the whole list has been checked."""
-    report, val = Report(), args.dir / "val"
-    truth = read_truth(args.sort_val)
-    classes = {entry.name for entry in os.scandir(args.dir / "train") if entry.is_dir()}
-    if unknown := set(truth.values()) - classes:
-        report.error("classes of the list without a folder in train/", unknown)
-
-    where: dict[str, list[Path]] = {}
-    for path in [*val.glob("*"), *val.glob("*/*")]:
-        if is_image_file(path.name):
-            where.setdefault(path.stem, []).append(path)
-    moves, wrong = [], []
-    for stem, label in truth.items():
-        paths = where.pop(stem, [])
-        if len(paths) != 1 or paths[0].parent not in (val, val / label):
-            places = ", ".join(map(str, paths)) or "nowhere"
-            wrong.append(f"{stem}: listed as {label}, found: {places}")
-        elif paths[0].parent == val:
-            moves.append((paths[0], val / label / paths[0].name))
-    if wrong:
-        report.error("images of the list that are not where they should be, once", wrong)
-    if where:
-        unlisted = [str(path) for paths in where.values() for path in paths]
-        report.error("images in val/ that the list has not: take them out", unlisted)
-    if report.errors:
-        print(f"not sorted, nothing was moved, errors: {report.errors}")
-        return 1
-
-    for source, target in tqdm(moves, desc="moving", unit="file", disable=None, leave=False):
-        target.parent.mkdir(exist_ok=True)
-        source.rename(target)
-    print(f"moved {len(moves):,} files")
-    return 0
-
-
 # ---- main ----
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=COMMAND, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("dir", type=Path, metavar="DIR", help="the folder with train/ and val/")
@@ -239,7 +164,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     cpus = len(os.sched_getaffinity(0))
     add("--workers", type=int, default=cpus, metavar="N", help="processes, here %(default)s")
     add("--list-bad", type=Path, metavar="FILE", help="with --decode: write the paths there")
-    add("--sort-val", type=Path, metavar="FILE", help="only sort a flat val/, by this list")
     args = parser.parse_args(argv)
     if args.list_bad and args.list_bad.exists():
         parser.error(f"--list-bad {args.list_bad} exists: name a new file")
@@ -249,8 +173,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse_args(argv)
-    return sort_val(args) if args.sort_val else check_tree(args)
+    return check_tree(parse_args(argv))
 
 
 if __name__ == "__main__":

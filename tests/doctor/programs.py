@@ -3,6 +3,8 @@
 Each is a list of texts: what stands there, what stands there instead, and so on.
 """
 
+from faults import COSINE, STREAM
+
 IMPORTS = "from torch import nn\n"
 SAMPLER = "DistributedSampler(train_set)"
 EPOCH = "    sampler.set_epoch(epoch)\n"
@@ -70,17 +72,7 @@ RIGHT = {
     "all batches in a list": (
         LOOP, "    batches = list(loader)\n    for images, targets in batches:\n",
     ),
-    "a stream divided by rank and worker": (
-        "train_set = TensorDataset(images[:70], targets[:70])",
-        "pool = [*zip(images[:64], targets[:64])]\n"
-        "class Stream(torch.utils.data.IterableDataset):\n"
-        "    def __iter__(self):\n"
-        "        place = rank * 2 + torch.utils.data.get_worker_info().id\n"
-        "        return iter(pool[place :: world_size * 2])\n"
-        "train_set = Stream()",
-        f"sampler = {SAMPLER}\n", "", EPOCH, "",
-        "batch_size=8, sampler=sampler", "batch_size=8, num_workers=2",
-    ),
+    "a stream divided by rank and worker": STREAM,
     "a sweep": (  # each rank trains a model of its own, on all samples
         "ddp = DDP(model)\n", "ddp = model\n",
         "0.1 * world_size", "0.1 * (1 + rank)",
@@ -163,10 +155,7 @@ RIGHT = {
         "        optimizer.step()\n",
         "        optimizer.step()\n        averager.average_parameters(model.parameters())\n",
     ),
-    "averaged by hand in a flat bucket": (
-        *UNDER_RANK, "        loss.backward()\n", "        loss.backward()\n" + AVERAGE,
-    ),
-    "averaged by hand, then clipped": (
+    "averaged by hand in a flat bucket, then clipped": (
         *UNDER_RANK, "        loss.backward()\n",
         "        loss.backward()\n" + AVERAGE
         + "        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n",
@@ -232,12 +221,7 @@ RIGHT = {
         "        optimizer.step()\n",
         "        optimizer.step()\n        ema.update_parameters(model)\n",
     ),
-    "a rate for each step": (
-        "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)",
-        "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 15)",
-        "        optimizer.step()\n", "        optimizer.step()\n        scheduler.step()\n",
-        "    scheduler.step(totals[0] / totals[1])\n", "",
-    ),
+    "a rate for each step": COSINE,
     "a warm-up, then a cosine for each epoch": (
         "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)",
         "torch.optim.lr_scheduler.SequentialLR(\n"

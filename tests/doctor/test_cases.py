@@ -6,17 +6,16 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from cases import CASES, DOCTOR, TORCHRUN, all_cases, read_case
 from crew import Crew
 from doctor.report import LANGUAGES, Finding, Report
-from examined import assert_all_ran, examined
+from examined import assert_all_ran, examined, shown
 from harness import ROOT, TOOLS, run
 
-VERDICTS = ROOT / "docs/assets/results/cases"
 KNOWN = all_cases()
 MISSED = [name for name, case in KNOWN.items() if case.finding == "nothing"]
 SLOW = ["automodel_skip", "deepmd_steps", "prime_rl_validation", "pytorch_rank0_validation"]
@@ -26,27 +25,8 @@ RUNS = [pytest.param(name, marks=pytest.mark.proof if name in SLOW else ()) for 
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    with Crew(2) as members:
-        yield members
-
-
-@pytest.fixture(scope="module")
-def shown(request: pytest.FixtureRequest) -> Iterator[dict[str, dict[str, str]]]:
-    """What the page shows of each case, by language; pytest --write-verdicts writes it anew."""
-    files = {language: VERDICTS / f"cases.{language}.md" for language in LANGUAGES}
-    parts = {
-        language: dict(re.findall(r"<!-- (\w+) -->\n(.*?)(?=<!--|\Z)", file.read_text(), re.S))
-        if file.exists()
-        else {}
-        for language, file in files.items()
-    }
-    yield parts
-    if request.config.getoption("--write-verdicts"):
-        VERDICTS.mkdir(exist_ok=True)
-        for language, file in files.items():
-            names = [name for name in KNOWN if name in parts[language]]
-            file.write_text("".join(f"<!-- {name} -->\n{parts[language][name]}" for name in names))
+def show(request: pytest.FixtureRequest) -> Iterator[Callable]:
+    yield from shown(request, ROOT / "docs/assets/results/cases/cases", list(KNOWN))
 
 
 def seen(crew: Crew, name: str, folder: Path, *argv: str) -> dict[str, Report]:
@@ -78,19 +58,14 @@ def section(name: str, report: Report) -> str:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_case(
-    name: str, crew: Crew, tmp_path: Path, shown: dict, request: pytest.FixtureRequest
-) -> None:
+def test_case(name: str, crew: Crew, tmp_path: Path, show: Callable) -> None:
     case = KNOWN[name]
     for language, report in seen(crew, name, tmp_path / "faulty").items():
         wrong = [(f.id, f.line) for f in report.findings if f.severity != "note"]
         wrong = wrong or [(f.id, f.line) for f in report.findings if f.id == case.finding]
         # What follows from a mistake may stand below: an evaluation of overlapping shares, say.
         assert wrong[:1] == ([] if name in MISSED else [(case.finding, case.line())])
-        text = section(name, report)
-        if request.config.getoption("--write-verdicts"):
-            shown[language][name] = text
-        assert shown[language].get(name) == text, "if it should: pytest --write-verdicts"
+        show(language, name, section(name, report))
 
     report = seen(crew, name, tmp_path / "mended", "--mended")["en"]
     assert [found for found in report.findings if found.severity != "note"] == []

@@ -11,7 +11,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,15 +28,7 @@ from doctor.checks.data import equal_stream
 from doctor.checks.speed import check_devices
 from doctor.ranks import Rank
 from doctor.report import FINDINGS, LANGUAGES, SEVERITIES, Finding, Report, read_words
-from examined import assert_all_ran, contract, examined_text
-
-VERDICTS = ROOT / "docs/assets/results/doctor"
-
-
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    with Crew(2) as members:
-        yield members
+from examined import assert_all_ran, contract, examined_text, shown
 
 
 def test_nothing_in_a_right_script(crew: Crew, tmp_path: Path) -> None:
@@ -47,23 +39,9 @@ def test_nothing_in_a_right_script(crew: Crew, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def verdicts(request: pytest.FixtureRequest) -> Iterator[dict[str, dict[str, str]]]:
-    """What pages show of each fault, by language; pytest --write-verdicts writes it anew."""
-    files = {language: VERDICTS / f"verdicts.{language}.md" for language in LANGUAGES}
-    known = {
-        language: dict(re.findall(r"<!-- ([\w-]+) -->\n(.*?)(?=<!--|\Z)", file.read_text(), re.S))
-        for language, file in files.items()
-        if file.exists()
-    }
-    if not request.config.getoption("--write-verdicts"):
-        yield known
-        return
-    new = {language: {} for language in files}
-    yield new
-    VERDICTS.mkdir(exist_ok=True)
-    for language, file in files.items():
-        parts = known.get(language, {}) | new[language]
-        file.write_text("".join(f"<!-- {name} -->\n{text}" for name, text in parts.items()))
+def show(request: pytest.FixtureRequest) -> Iterator[Callable]:
+    names = [fault.replace(":", "-") for fault in faults.FAULTS]
+    yield from shown(request, ROOT / "docs/assets/results/doctor/verdicts", names)
 
 
 def section(fault: str, found: Finding) -> str:
@@ -75,20 +53,15 @@ def section(fault: str, found: Finding) -> str:
 
 
 @pytest.mark.parametrize("fault", faults.FAULTS)
-def test_fault_is_found(
-    fault: str, crew: Crew, tmp_path: Path, verdicts: dict, request: pytest.FixtureRequest
-) -> None:
+def test_fault_is_found(fault: str, crew: Crew, tmp_path: Path, show: Callable) -> None:
     """This finding, in these words, and no other that is wrong."""
     reports = examined_text(crew, faults.broken(fault), tmp_path)
-    which, name = fault.split(":")[0], fault.replace(":", "-")
+    which = fault.split(":")[0]
     for language, report in reports.items():
         serious = {found.id for found in report.findings if found.severity in SEVERITIES[:2]}
         assert serious <= {which}, report.findings
         [found] = [found for found in report.findings if found.id == which]
-        text = section(fault, found)
-        if request.config.getoption("--write-verdicts"):
-            verdicts[language][name] = text
-        assert verdicts[language][name] == text, "if it should: pytest --write-verdicts"
+        show(language, fault.replace(":", "-"), section(fault, found))
 
 
 @pytest.mark.parametrize("what", programs.RIGHT, ids=lambda what: what.replace(" ", "-"))
@@ -116,39 +89,13 @@ def test_three_ranks(tmp_path: Path) -> None:
             assert serious == ({fault.split(":")[0]} if fault else set()), (fault, report.findings)
 
 
-def test_iterable_dataset(crew: Crew, tmp_path: Path) -> None:
-    """It has no indices; that all ranks are given the same is seen by what they get."""
-    whole = (
-        "train_set = TensorDataset(images[:70], targets[:70])",
-        "class Stream(torch.utils.data.IterableDataset):\n"
-        "    def __iter__(self):\n"
-        "        return zip(images[START:70:STEP], targets[START:70:STEP])\n"
-        "train_set = Stream()",
-        "sampler = DistributedSampler(train_set)\n",
-        "",
-        "batch_size=8, sampler=sampler",
-        "batch_size=7",
-        "    sampler.set_epoch(epoch)\n",
-        "",
-        "    for images, targets in loader:\n"
-        "        loss = nn.functional.cross_entropy(ddp(images), targets)",
-        "    for a, b in loader:\n        loss = nn.functional.cross_entropy(ddp(a), b)",
-        "        for images, targets in val_loader:\n"
-        '            loss = nn.functional.cross_entropy(model(images), targets, reduction="sum")\n'
-        "            totals += torch.tensor([loss, len(targets)])",
-        "        for a, b in val_loader:\n"
-        '            loss = nn.functional.cross_entropy(model(a), b, reduction="sum")\n'
-        "            totals += torch.tensor([loss, len(b)])",
-    )
-    text = faults.changed(faults.RIGHT.read_text(), whole)
-    same = text.replace("START", "0").replace("STEP", "1")
-    report = examined_text(crew, same, tmp_path)["en"]
+def test_same_stream(crew: Crew, tmp_path: Path) -> None:
+    """An IterableDataset has no indices; that all ranks are given the same is seen by what they
+    get."""
+    first, every = "rank * worker.num_workers + worker.id", "world_size * worker.num_workers"
+    same = (*faults.STREAM, first, "worker.id", every, "worker.num_workers")
+    report = examined_text(crew, faults.changed(faults.RIGHT.read_text(), same), tmp_path)["en"]
     assert [found.id for found in report.findings] == ["same_samples"]
-    (tmp_path / "shared").mkdir()
-    shared = text.replace("START", "rank").replace("STEP", "2")
-    report = examined_text(crew, shared, tmp_path / "shared")["en"]
-    assert report.findings == [] and "overlapping_samples" in report.not_checked
-    assert_all_ran(tmp_path / "shared", report)
 
 
 def test_same_bits(crew: Crew, tmp_path: Path) -> None:
@@ -250,11 +197,7 @@ def test_bad_use(tmp_path: Path) -> None:
         ("--json", "no/folder/v.json", "true"): "--json no/folder/v.json: there is no folder that",
         ("--steps", "-1", "true"): "--steps and --seconds are numbers above 0",
         (): "no command: type your launch line after it",
-        (
-            "--allow",
-            "same_ordr",
-            "true",
-        ): "--allow same_ordr: no such finding; there are same",
+        ("--allow", "same_ordr", "true"): "--allow same_ordr: no such finding; there are same",
         ("no-such-program", "x"): "cannot be started: no-such-program: No such file or directory",
         ("./plain.py", "x"): "cannot be started: ./plain.py: Permission denied",
         (sys.executable, "plain.py"): "ended with status 0, and no Python process of it has used",
@@ -379,24 +322,3 @@ def test_one_file(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(faults.broken("same_order"))
     result = run([sys.executable, packed, "--lang", "zh", *TORCHRUN, "script.py"], tmp_path, 100)
     assert result.returncode == 1 and "WRONG RESULT  same_order" in result.stdout, result.output
-
-
-def test_rooms() -> None:
-    """Each is small and says what it is; no room imports one that imports it."""
-    doctor = TOOLS / "doctor"
-    needs = {}
-    for room in doctor.rglob("*.py"):
-        text = room.read_text()
-        assert text.count("\n") <= 350 and (text.startswith('"""') or not text), room
-        needs[room] = set()
-        for dots, module, names in re.findall(r"^from (\.+)([\w.]*) import (.+)", text, re.M):
-            folder = room.parents[len(dots) - 1] / module.replace(".", "/")
-            files = [
-                folder.with_suffix(".py"),
-                *(folder / f"{name}.py" for name in names.split(", ")),
-            ]
-            needs[room] |= {file for file in files if file.exists()}
-    while free := [room for room, needed in needs.items() if not needed & needs.keys()]:
-        for room in free:
-            del needs[room]
-    assert not needs, "a circle"

@@ -7,7 +7,6 @@ import contextlib
 import io
 import os
 import re
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -25,9 +24,7 @@ from PIL import Image
 from refusals import (
     HUB,
     RANKED,
-    SPAWNS,
     call,
-    call_parent,
     image_tree,
     last_words,
     runs_well,
@@ -177,16 +174,3 @@ def test_one_rank_fetches_weights(
     saved = load_state(tmp_path / "out/checkpoint.pt")["model"]
     assert all((weight == 7.0).all() for weight in saved.values())
     fault_table("--pretrained on several ranks", chapter, "1 of 3 ranks fetches", None)
-
-
-def test_taken_port(crew: Crew, tmp_path: Path, fault_table: FaultTable) -> None:
-    """03 is told to meet at a port that another program uses: Python says so, and no process is
-    started."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = str(other.getsockname()[1])
-        argv = [*BASE, "--synthetic", "8", "--nprocs", "2", "--master-port", port]
-        (answer,) = crew.run(call_parent, SPAWNS, argv, tmp_path)
-    line = last_words(answer)
-    assert "Address already in use" in line
-    assert not list(tmp_path.iterdir())
-    fault_table("--master-port that is in use", SPAWNS, shown(line).replace(port, "PORT"), None)

@@ -10,8 +10,10 @@ import re
 import runpy
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 from crew import Crew
 from doctor.checks import judge
 from doctor.ranks import read_ranks
@@ -86,6 +88,27 @@ def examined_text(crew: Crew, text: str, folder: Path, world_size: int = 2) -> d
     script = folder / "script.py"
     script.write_text(text)
     return examined(crew, script, folder, world_size=world_size)
+
+
+def shown(request: pytest.FixtureRequest, page: Path, names: list[str]) -> Iterator[Callable]:
+    """For a fixture: show(language, name, text) compares a text with what a page shows, the part
+    of this name in PAGE.LANGUAGE.md; pytest --write-verdicts writes it anew."""
+    writes = request.config.getoption("--write-verdicts")
+    files = {language: page.with_suffix(f".{language}.md") for language in LANGUAGES}
+    parts = {
+        language: dict(re.findall(r"<!-- ([\w-]+) -->\n(.*?)(?=<!--|\Z)", file.read_text(), re.S))
+        for language, file in files.items()
+    }
+
+    def show(language: str, name: str, text: str) -> None:
+        if writes:
+            parts[language][name] = text
+        assert parts[language].get(name) == text, "if it should: pytest --write-verdicts"
+
+    yield show
+    for language, file in files.items() if writes else ():
+        known = [name for name in names if name in parts[language]]
+        file.write_text("".join(f"<!-- {name} -->\n{parts[language][name]}" for name in known))
 
 
 def assert_all_ran(folder: Path, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""tools/check_imagenet.py: every finding is found, and sorting loses and overwrites nothing."""
+"""tools/check_imagenet.py: every finding is found."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import check_imagenet as tool
 import pytest
@@ -21,12 +20,6 @@ from PIL import Image
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
 
 CLASSES = ("n01440764", "n01443537", "n02119789")
-VAL_NAMES = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 7)]
-# Of the six images above, in order; and the official ids of their classes.
-VAL_LABELS = [CLASSES[index] for index in (2, 0, 1, 1, 0, 2)]
-VAL_IDS = [1, 2, 3, 3, 2, 1]
-ROWS = list(zip(VAL_NAMES, VAL_LABELS, strict=True))
-LAST, LABEL = ROWS[-1]
 
 Check = Callable[..., tuple[int, list[str]]]
 Patch = pytest.MonkeyPatch
@@ -64,15 +57,6 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def flat(tree: Path) -> Path:
-    """A tree whose val/ is as it comes out of the official archive."""
-    shutil.rmtree(tree / "val")
-    for name in VAL_NAMES:
-        write(tree / "val" / name)
-    return tree
-
-
-@pytest.fixture
 def check(capsys: pytest.CaptureFixture[str]) -> Check:
     """Runs the tool's main; returns the exit code and the lines on stdout."""
 
@@ -82,12 +66,6 @@ def check(capsys: pytest.CaptureFixture[str]) -> Check:
         return code, capsys.readouterr().out.splitlines()
 
     return call
-
-
-def snapshot(root: Path) -> dict[str, bytes]:
-    """Every file's content below `root`."""
-    files = [path for path in sorted(root.rglob("*")) if path.is_file()]
-    return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
 # ---- folders ----
@@ -201,68 +179,6 @@ def test_files_that_kill_their_worker_are_named(
         f"    {folder}/deadly{number}.jpg" for number in range(2)
     ]
     assert f"    {folder}/empty0.jpg (nothing in it)" in lines and "    ... and 12 more" in lines
-
-
-# ---- --sort-val ----
-
-LISTS = {
-    "kaggle": "ImageId,PredictionString\n"
-    + "".join(f"{name[:-5]},{c} 10 1 499 272 {c} 0 0 9 9 \n" for name, c in ROWS),
-    "devkit": "".join(f"{number}\n" for number in VAL_IDS),
-    "own": "".join(f"{name} {label}\n" for name, label in ROWS),
-}
-
-
-@pytest.fixture
-def scipy(monkeypatch: Patch) -> None:
-    """The devkit's meta.mat as scipy reads it: the last row is no class, as it has children."""
-    wnids = dict(zip(VAL_IDS, VAL_LABELS, strict=True)) | {4: "n00001740"}
-    synsets = [(float(i), wnid, "", "", 2.0 * (i == 4)) for i, wnid in sorted(wnids.items())]
-    module = SimpleNamespace(loadmat=lambda path, squeeze_me: {"synsets": synsets})
-    monkeypatch.setitem(sys.modules, "scipy", SimpleNamespace(io=module))
-    monkeypatch.setitem(sys.modules, "scipy.io", module)
-
-
-@pytest.mark.parametrize("form", LISTS)
-def test_sort_val(flat: Path, tmp_path: Path, check: Check, scipy: None, form: str) -> None:
-    """Also where an earlier call was broken off: two images are in their folders already."""
-    truth = write(tmp_path / "truth", LISTS[form].encode())
-    goal = snapshot(flat)
-    for name, label in ROWS:
-        goal[f"val/{label}/{name}"] = goal.pop(f"val/{name}")
-    for name, label in ROWS[:2]:
-        (flat / "val" / label).mkdir()
-        (flat / "val" / name).rename(flat / "val" / label / name)
-    assert check(flat, "--sort-val", truth) == (0, ["moved 4 files"])
-    assert snapshot(flat) == goal
-    assert check(flat, "--sort-val", truth) == (0, ["moved 0 files"])
-    assert snapshot(flat) == goal
-
-
-OTHERS = LISTS["own"].removesuffix(f"{LAST} {LABEL}\n")
-# A list, and what is said of it.
-WRONG_LISTS = {
-    "unknown class": (f"{OTHERS}{LAST} n09999999", "without a folder in train/"),
-    "unlisted": (OTHERS, "images in val/ that the list has not"),
-    "not there": (LISTS["own"] + f"x.jpg {LABEL}", "not where they should be"),
-    "no class": (OTHERS + LAST, "truth:6: not `image class`"),
-    "twice": (LISTS["own"], "not where they should be"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG_LISTS)
-def test_sort_val_refuses(flat: Path, tmp_path: Path, check: Check, case: str) -> None:
-    """Whatever is wrong with the list or with val/: it says so and moves nothing."""
-    text, words = WRONG_LISTS[case]
-    if case == "twice":
-        write(flat / "val" / LABEL / LAST, b"precious")
-    before = snapshot(flat)
-    try:
-        code, lines = check(flat, "--sort-val", write(tmp_path / "truth", text.encode()))
-    except SystemExit as error:
-        code, lines = 1, [str(error)]
-    assert code == 1 and snapshot(flat) == before
-    assert any(line.startswith("error: ") and words in line for line in lines), lines
 
 
 def test_list_bad_replaces_no_file(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:

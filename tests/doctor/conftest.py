@@ -1,0 +1,14 @@
+"""Warm processes of the doctor's own: its recorder, once attached, stays in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from crew import Crew
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    with Crew(2) as members:
+        yield members
