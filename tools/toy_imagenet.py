@@ -22,6 +22,7 @@ import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,8 +34,8 @@ SPLITS = ("train", "val")
 PORTRAIT_SHARE = 0.25
 # Masks are drawn without antialiasing on a canvas this many times larger, then averaged down.
 SUPERSAMPLE = 3
-# Ctrl-C waits for the tasks that are under way: few enough for that, enough to hide the messaging.
-PICTURES_PER_TASK = 8
+# Ctrl-C waits for those that are under way: few enough for that, enough to hide the messaging.
+PICTURES_AT_ONCE = 8
 
 Task = tuple[Path, str, list[int]]
 
@@ -133,17 +134,17 @@ def draw(label: str, rng: np.random.Generator, width: int, height: int) -> Image
     return Image.fromarray(np.clip(clean + grain, 0, 255).astype(np.uint8))
 
 
-def write_pictures(tasks: list[Task], size: int) -> None:
-    """Draw and write a JPEG for every task: its path, its label, the entropy of its stream."""
-    for path, label, entropy in tasks:
-        rng = np.random.default_rng(entropy)
-        sides = (size, round(0.75 * size))
-        if rng.random() < PORTRAIT_SHARE:
-            sides = sides[::-1]
-        # Through memory: on a full disk, Pillow 13.0 cuts a file short without an error.
-        encoded = io.BytesIO()
-        draw(label, rng, *sides).save(encoded, format="JPEG", quality=90)
-        path.write_bytes(encoded.getbuffer())
+def write_picture(task: Task, size: int) -> None:
+    """Draw and write the JPEG of a task: its path, its label, the entropy of its stream."""
+    path, label, entropy = task
+    rng = np.random.default_rng(entropy)
+    sides = (size, round(0.75 * size))
+    if rng.random() < PORTRAIT_SHARE:
+        sides = sides[::-1]
+    # Through memory: on a full disk, Pillow 13.0 cuts a file short without an error.
+    encoded = io.BytesIO()
+    draw(label, rng, *sides).save(encoded, format="JPEG", quality=90)
+    path.write_bytes(encoded.getbuffer())
 
 
 # ---- the folder ----
@@ -151,23 +152,17 @@ def write_pictures(tasks: list[Task], size: int) -> None:
 
 def run_tasks(tasks: list[Task], size: int, workers: int) -> None:
     """Write the pictures in `workers` processes, with a bar where there is a terminal."""
-    steps = [tasks[i : i + PICTURES_PER_TASK] for i in range(0, len(tasks), PICTURES_PER_TASK)]
     # spawn, not fork: a caller that has started threads (torch does) could hang a forked worker.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(steps)), context) as pool:
-        try:
-            # A terminal sends Ctrl-C to all processes: the workers inherit that it is blocked.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            futures = [pool.submit(write_pictures, step, size) for step in steps]
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-            for future in tqdm(
-                futures, unit=" pictures", unit_scale=PICTURES_PER_TASK, disable=None
-            ):
-                future.result()
-        except BaseException:
-            # Without this, leaving the pool would first draw all the pictures that are left.
-            pool.shutdown(cancel_futures=True)
-            raise
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    try:
+        # A terminal sends Ctrl-C to all processes: the workers inherit that it is blocked.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        written = pool.map(partial(write_picture, size=size), tasks, chunksize=PICTURES_AT_ONCE)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for _ in tqdm(written, total=len(tasks), unit=" pictures", disable=None):
+            pass
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C: what is left is not drawn first
 
 
 def write_toy_imagenet(

@@ -13,15 +13,10 @@ import pytest
 import toy_imagenet
 from harness import TOOLS, finish, kill_all, run, start
 from PIL import Image
+from refusals import snapshot
 from toy_imagenet import SHAPES, draw, place, shape_mask
 
 COMMAND = [sys.executable, TOOLS / "toy_imagenet.py"]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file under `folder`: its path inside it, and its bytes."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 # ---- the files ----
@@ -37,11 +32,11 @@ def test_same_seed_gives_the_same_bytes_with_any_number_of_workers(tmp_path: Pat
     toy_imagenet.write_toy_imagenet(tmp_path / "one", 3, 6, 2, size=64, seed=3, workers=1)
     toy_imagenet.write_toy_imagenet(tmp_path / "other", 3, 6, 2, size=64, seed=4, workers=1)
 
-    two, one, other = (contents(tmp_path / name) for name in ("two", "one", "other"))
+    two, one, other = (snapshot(tmp_path / name) for name in ("two", "one", "other"))
     labels = list(SHAPES)[:4]
     names = {f"train/{label}/{label}_{i:05d}.jpg" for label in labels for i in range(8)}
     names |= {f"val/{label}/{label}_{i:05d}.jpg" for label in labels for i in range(2)}
-    assert two.keys() == names and len(names) > 2 * toy_imagenet.PICTURES_PER_TASK
+    assert two.keys() == names and len(names) > 2 * toy_imagenet.PICTURES_AT_ONCE
     assert len(one) == 24 and one.items() <= two.items()
     assert len({*two.values(), *other.values()}) == 40 + 24, "no two pictures are alike"
     pictures = [Image.open(io.BytesIO(picture)) for picture in two.values()]
@@ -91,7 +86,7 @@ def test_refusals_touch_nothing(tmp_path: Path) -> None:
             toy_imagenet.main([str(tmp_path / taken)])
     with pytest.raises(SystemExit, match="2"):
         toy_imagenet.main([str(tmp_path / "toy"), f"--classes={len(SHAPES) + 1}"])
-    assert contents(tmp_path) == {"mine/note.txt": b"keep me"}
+    assert snapshot(tmp_path) == {"mine/note.txt": b"keep me"}
 
 
 def test_a_worker_that_cannot_write_ends_the_run_in_one_line(tmp_path: Path) -> None:
