@@ -210,8 +210,7 @@ def test_user_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit, match="^2$"):
         module.main(["--synthetic", "--commit-every=0"])
     says = "argument --commit-every: 0 is not 1 or more"
-    assert capsys.readouterr().err.endswith(f"error: {says}
-")
+    assert capsys.readouterr().err.endswith(f"error: {says}\n")
 
     says = "start it by horovodrun, as the first lines of .*elastic.py show"
     if importlib.util.find_spec("horovod") is None:
