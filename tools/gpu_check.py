@@ -80,9 +80,9 @@ class Box:
     def __init__(self, device: str, folder: Path) -> None:
         self.device, self.folder, self.deadline = device, folder, float("inf")
         self.command, self.output, self.data = "", "", {}
-        found = self.probe("versions")
-        self.gpus = len(found["gpus"]) if device == "cuda" else 0
-        # Older GPUs than Ampere emulate bf16, slowly: chapter 04 has fp16 for them.
+        found = self.probe("versions") if device == "cuda" else {"gpus": [], "bf16": False}
+        self.gpus = len(found["gpus"])
+        # GPUs before Ampere emulate bf16, slowly: chapter 04 has fp16 for them.
         self.fast = "02 bf16" if found["bf16"] else "04 fp16"
         self.ranks = self.gpus or 2
 
