@@ -40,12 +40,16 @@
       ([name, line]) => `<dt>${name}</dt><dd><code>${line}</code></dd>`,
     );
     const values = { ...result, machines: state.machines };
-    for (const name of ["ours", "linear", "flag", "gigabytes"]) values[name] = rounded(result[name]);
+    for (const name of ["ours", "linear", "flag", "gigabytes"])
+      values[name] = rounded(result[name]);
     const sentences = [fill(words.numbers, values), fill(words.rate, values)];
     if (result.globalBatch > KEPT) sentences.push(`<b>${fill(words.far, values)}</b>`);
     if (result.steps < 1) sentences.push(`<b>${words.none}</b>`);
     if (state.machines > 1) sentences.push(words.each);
-    return { picture: `<dl class="fig-lines">${rows.join("\n")}</dl>`, sentence: sentences.join(" ") };
+    return {
+      picture: `<dl class="fig-lines">${rows.join("\n")}</dl>`,
+      sentence: sentences.join(" "),
+    };
   }
 
   figures.launch = {

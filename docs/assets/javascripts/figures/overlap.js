@@ -52,15 +52,18 @@
 
   function draw(result, state, words) {
     const { micro, forward, total, buckets, step } = result;
-    const [left, width] = [4, 560];
-    const at = (seconds) => left + (width * seconds) / step;
-    const bar = (from, to, y, kind) =>
-      `<rect class="fig-${kind}" x="${at(from)}" y="${y}" width="${at(to) - at(from)}" height="26"/>`;
+    const [left, width] = [2, 420];
+    const at = (seconds) => Number((left + (width * seconds) / step).toFixed(1));
+    const bar = (from, to, y, kind) => {
+      const place = `x="${at(from)}" y="${y}" width="${(at(to) - at(from)).toFixed(1)}"`;
+      return `<rect class="fig-${kind}" ${place} height="26"/>`;
+    };
     const parts = [];
     for (const index of range(state.accumulate)) {
       const start = index * micro;
       parts.push(bar(start, start + forward, 24, "forward"));
-      if (index < state.accumulate - 1) parts.push(bar(start + forward, start + micro, 24, "backward"));
+      if (index < state.accumulate - 1)
+        parts.push(bar(start + forward, start + micro, 24, "backward"));
     }
     let begin = total - micro + forward;
     for (const { ready, begin: sent, end } of buckets) {
@@ -72,8 +75,8 @@
 
     const legend = ["forward", "backward", "sent", "optimizer"].map(
       (kind, index) =>
-        `<rect class="fig-${kind}" x="${left + index * 150}" y="122" width="14" height="14"/>` +
-        `<text x="${left + 20 + index * 150}" y="134">${words[kind]}</text>`,
+        `<rect class="fig-${kind}" x="${left + index * 110}" y="122" width="14" height="14"/>` +
+        `<text x="${left + 18 + index * 110}" y="134">${words[kind]}</text>`,
     );
     const heads = `<text x="${left}" y="16">${words.gpu}</text><text x="${left}" y="70">${words.network}</text>`;
     const values = {
@@ -87,7 +90,7 @@
     const label = sentence.replace(/<[^>]*>/g, "");
     const drawn = [heads, ...parts, ...legend].join("");
     return {
-      picture: `<svg viewBox="0 0 600 140" role="img" aria-label="${label}">${drawn}</svg>`,
+      picture: `<svg viewBox="0 0 440 140" role="img" aria-label="${label}">${drawn}</svg>`,
       sentence,
     };
   }
@@ -123,15 +126,22 @@
           rate: "images/s of a GPU alone (ResNet-50, or own model)",
           parameters: "own model: million parameters",
         },
-        options: { resnet18: "ResNet-18", resnet50: "ResNet-50", resnet152: "ResNet-152", own: "own" },
+        options: {
+          resnet18: "ResNet-18",
+          resnet50: "ResNet-50",
+          resnet152: "ResNet-152",
+          own: "own",
+        },
         gpu: "GPU",
         network: "link",
         forward: "forward",
         backward: "backward",
         sent: "all-reduce",
         optimizer: "optimizer",
-        hides: "All {count} all-reduces hide behind backward: <b>{milliseconds} ms</b> a step, efficiency <b>{efficiency} %</b>, {rate} images/s.",
-        waits: "<b>{milliseconds} ms</b> a step, of which the GPU waits <b>{waiting} ms</b> for the link: efficiency <b>{efficiency} %</b>, {rate} images/s, {count} all-reduces.",
+        hides:
+          "All {count} all-reduces hide behind backward: <b>{milliseconds} ms</b> a step, efficiency <b>{efficiency} %</b>, {rate} images/s.",
+        waits:
+          "<b>{milliseconds} ms</b> a step, of which the GPU waits <b>{waiting} ms</b> for the link: efficiency <b>{efficiency} %</b>, {rate} images/s, {count} all-reduces.",
       },
       zh: {
         title: "通信藏得住吗？",
@@ -160,8 +170,10 @@
         backward: "反向",
         sent: "all-reduce",
         optimizer: "优化器",
-        hides: "{count} 次 all-reduce 全部藏在反向里：每步 <b>{milliseconds} 毫秒</b>，效率 <b>{efficiency} %</b>，每秒 {rate} 张图片。",
-        waits: "每步 <b>{milliseconds} 毫秒</b>，其中显卡等网络 <b>{waiting} 毫秒</b>：效率 <b>{efficiency} %</b>，每秒 {rate} 张图片，{count} 次 all-reduce。",
+        hides:
+          "{count} 次 all-reduce 全部藏在反向里：每步 <b>{milliseconds} 毫秒</b>，效率 <b>{efficiency} %</b>，每秒 {rate} 张图片。",
+        waits:
+          "每步 <b>{milliseconds} 毫秒</b>，其中显卡等网络 <b>{waiting} 毫秒</b>：效率 <b>{efficiency} %</b>，每秒 {rate} 张图片，{count} 次 all-reduce。",
       },
     },
   };

@@ -36,27 +36,36 @@
     };
   }
 
-  const COLOURS = ["#3f8fd2", "#2f9e6e", "#d2603f", "#b08a2e", "#8a63c9", "#c9569b", "#5aa9a9", "#8a8a3f"];
+  const COLOURS = [
+    "#3f8fd2",
+    "#2f9e6e",
+    "#d2603f",
+    "#b08a2e",
+    "#8a63c9",
+    "#c9569b",
+    "#5aa9a9",
+    "#8a8a3f",
+  ];
 
   function draw(result, { ranks, step, megabytes, bandwidth }, words) {
-    const [width, height, top] = [600 / ranks, 30, 26];
+    const [width, height, top] = [424 / ranks, 22, 24];
     const parts = [];
     result.holds.forEach((chunks, rank) => {
-      const x = 20 + rank * width;
-      const middle = x + (width - 14) / 2;
+      const x = 14 + rank * width;
+      const middle = x + (width - 12) / 2;
       parts.push(`<text x="${middle}" y="16" text-anchor="middle">rank ${rank}</text>`);
       chunks.forEach((owners, chunk) => {
         const y = top + chunk * (height + 6);
-        const slice = (width - 14) / ranks;
+        const slice = (width - 12) / ranks;
         for (const owner of owners) {
           const place = `x="${x + owner * slice}" y="${y}" width="${slice}" height="${height}"`;
           parts.push(`<rect ${place} fill="${COLOURS[owner]}"/>`);
         }
         const frame = result.arrived[rank] === chunk ? "fig-arrived" : "fig-frame";
-        const box = `x="${x}" y="${y}" width="${width - 14}" height="${height}"`;
+        const box = `x="${x}" y="${y}" width="${width - 12}" height="${height}"`;
         parts.push(`<rect class="${frame}" ${box}/>`);
         if (frame === "fig-arrived") {
-          const arrow = `M${x - 14} ${y + height / 2}h12m-6 -5l6 5l-6 5`;
+          const arrow = `M${x - 12} ${y + height / 2}h10m-5 -4l5 4l-5 4`;
           parts.push(`<path class="fig-arrived" d="${arrow}"/>`);
         }
       });
@@ -70,7 +79,7 @@
     let phase = "begin";
     if (step > 0) phase = step < ranks ? "reduce" : "gather";
     if (step === result.steps) phase = "end";
-    const size = `viewBox="0 0 634 ${top + ranks * (height + 6)}"`;
+    const size = `viewBox="0 0 440 ${top + ranks * (height + 6)}"`;
     return {
       picture: `<svg ${size} role="img" aria-label="${fill(words[phase], values)}">${parts.join("")}</svg>`,
       sentence: `${fill(words[phase], values)} ${fill(words.cost, values)}`,
@@ -101,13 +110,14 @@
           megabytes: "megabytes to add up",
           bandwidth: "GB/s of a link",
         },
-        begin: "Each rank has its own values, in as many chunks as there are ranks (a colour for each rank).",
+        begin:
+          "Each rank has its own values, in as many chunks as there are ranks (a colour for each rank).",
         reduce:
           "Step {step} of {steps}, reduce-scatter: what arrives (arrow) is added to the rank's own chunk.",
-        gather: "Step {step} of {steps}, all-gather: a finished sum arrives and replaces the chunk.",
+        gather:
+          "Step {step} of {steps}, all-gather: a finished sum arrives and replaces the chunk.",
         end: "After {steps} steps every rank has every sum.",
-        cost:
-          "So far each rank has sent <b>{now} MB</b>. To the end it is <b>{ring} MB</b> by the ring ({ringTime} ms), {all} MB if each sends all to all others ({allTime} ms), and {server} MB from a server in the middle, which receives as much ({serverTime} ms).",
+        cost: "So far each rank has sent <b>{now} MB</b>. To the end it is <b>{ring} MB</b> by the ring ({ringTime} ms), {all} MB if each sends all to all others ({allTime} ms), and {server} MB from a server in the middle, which receives as much ({serverTime} ms).",
       },
       zh: {
         title: "一步一步看 all-reduce",
@@ -120,11 +130,11 @@
           bandwidth: "每条链路的带宽（GB/s）",
         },
         begin: "开始时每个 rank 只有自己的数据，有几个 rank 就切成几段（每个 rank 一种颜色）。",
-        reduce: "共 {steps} 步，第 {step} 步，reduce-scatter：收到的一段（箭头）加到自己的那一段上。",
+        reduce:
+          "共 {steps} 步，第 {step} 步，reduce-scatter：收到的一段（箭头）加到自己的那一段上。",
         gather: "共 {steps} 步，第 {step} 步，all-gather：收到已经加完的一段，直接替换。",
         end: "{steps} 步之后，每个 rank 都有全部的和。",
-        cost:
-          "到现在每个 rank 发出了 <b>{now} MB</b>。全部做完，环要发 <b>{ring} MB</b>（{ringTime} 毫秒）；每个 rank 都发给其他所有 rank，要发 {all} MB（{allTime} 毫秒）；经过中间一台参数服务器，它要发 {server} MB，还要收同样多（{serverTime} 毫秒）。",
+        cost: "到现在每个 rank 发出了 <b>{now} MB</b>。全部做完，环要发 <b>{ring} MB</b>（{ringTime} 毫秒）；每个 rank 都发给其他所有 rank，要发 {all} MB（{allTime} 毫秒）；经过中间一台参数服务器，它要发 {server} MB，还要收同样多（{serverTime} 毫秒）。",
       },
     },
   };

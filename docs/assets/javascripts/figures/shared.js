@@ -60,7 +60,8 @@
     return `<span class="fig-steps">${button(-1, "−")}<label>${slider}</label>${button(1, "+")}</span>`;
   }
 
-  const address = (name, state) => `#${name}?${new URLSearchParams(state)}`;
+  const address = (name, state) => `#fig-${name}?${new URLSearchParams(state)}`;
+  const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
 
   // What a change may change; the controls stay, and with them the focus.
   function parts(name, state, language) {
@@ -75,10 +76,12 @@
     const { picture, sentence } = parts(name, state, language);
     const controls = fields.map((field) => control(field, state[field.name], words[language]));
     return [
-      `<form class="fig-controls" aria-label="${words[language].title}">${controls.join("\n")}</form>`,
-      `<div class="fig-picture">${picture}</div>`,
+      `<form class="fig-controls" data-search-exclude aria-label="${words[language].title}">`,
+      ...controls,
+      "</form>",
+      `<div class="fig-picture" data-search-exclude>${picture}</div>`,
       `<p class="fig-sentence" role="status">${sentence}</p>`,
-      `<p class="fig-foot"><a href="${address(name, state)}">${words[language].link}</a></p>`,
+      `<p class="fig-foot" data-search-exclude><a href="${escaped(address(name, state))}">${words[language].link}</a></p>`,
     ].join("\n");
   }
 
@@ -88,14 +91,16 @@
     const figure = figures[name];
     const words = figure.words[language];
     const form = element.querySelector("form");
+    const data = element.querySelector("script");
+    if (data) figure.data = { models: JSON.parse(data.textContent) };
 
     function show(given) {
       const { state, changes } = fit(figure.fields, given);
       figure.limit?.(state);
       const { picture, sentence } = parts(name, state, language);
       const notes = changes.map((change) => {
-        const given = new Option(change.given).innerHTML; // with < and & escaped
-        return fill(words.changed, { ...change, given, name: words.fields[change.name] });
+        const label = words.fields[change.name];
+        return fill(words.changed, { ...change, given: escaped(change.given), name: label });
       });
       element.querySelector(".fig-picture").innerHTML = picture;
       element.querySelector(".fig-sentence").innerHTML = [...notes, sentence].join(" ");
@@ -122,13 +127,11 @@
     }
 
     function change(event) {
-      const state = show(read());
-      write(state, event.type === "input" ? event.target : null); // nobody's typing is corrected
-      history.replaceState(history.state, "", address(name, state));
+      write(show(read()), event.type === "input" ? event.target : null); // typing is not corrected
     }
 
     function go() {
-      const [, wanted, query] = /^#([\w-]+)\?(.*)$/.exec(location.hash) ?? [];
+      const [, wanted, query] = /^#fig-(\w+)\?(.*)$/.exec(location.hash) ?? [];
       if (wanted !== name) return;
       write(show(Object.fromEntries(new URLSearchParams(query))), null);
       element.scrollIntoView();

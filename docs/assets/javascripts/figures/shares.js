@@ -38,8 +38,8 @@
   function ofRanks({ images, ranks, way, drop, setEpoch, epoch }) {
     if (way === "none") return range(ranks).map(() => shuffled(images, epoch));
     let order = range(images);
-    if (way === "sampler") {
-      const all = shuffled(images, setEpoch ? epoch : 0);
+    if (way !== "exact") {
+      const all = way === "sampler" ? shuffled(images, setEpoch ? epoch : 0) : order;
       const each = drop ? Math.floor(images / ranks) : Math.ceil(images / ranks);
       order = range(each * ranks).map((place) => all[place % images]); // padded by its beginning
     }
@@ -104,15 +104,15 @@
       { name: "images", min: 7, max: 60, value: 19 },
       { name: "ranks", min: 1, max: 8, value: 4 },
       { name: "batch", min: 1, max: 8, value: 2 },
-      { name: "way", options: ["sampler", "exact", "none"], value: "sampler" },
+      { name: "way", options: ["sampler", "unshuffled", "exact", "none"], value: "sampler" },
       { name: "drop", value: false },
       { name: "setEpoch", value: true },
       { name: "epoch", min: 0, max: 9, value: 0 },
     ],
     presets: {
       training: { drop: "true" },
-      evaluation: { images: "11", batch: "3" },
-      forgotten: { way: "none", images: "12", ranks: "2", batch: "2" },
+      evaluation: { images: "11", batch: "3", way: "unshuffled" },
+      two: { images: "12", ranks: "2" },
     },
     compute,
     draw,
@@ -132,14 +132,15 @@
         },
         options: {
           sampler: "DistributedSampler",
+          unshuffled: "DistributedSampler(shuffle=False)",
           exact: "exact, as our chapters evaluate",
           none: "no sampler",
         },
         never: "never",
         count:
-          "<b>{steps} steps</b>. Seen twice or more: <b>{twice}</b> images. Never seen: <b>{missing}</b>.",
+          "Steps: <b>{steps}</b>. Images that are seen more than once: <b>{twice}</b>; never: <b>{missing}</b>.",
         uneven:
-          "One rank has only {fewest} steps: fine in our evaluation, but in training the others would wait for it for ever.",
+          "Some rank has only {fewest}: fine in our evaluation, but in training the others would wait for it for ever.",
         accuracy:
           "If this were an evaluation (underlined: guessed wrong), it would report <b>{reported} %</b>; right is {right} %.",
         same: "Without <code>set_epoch</code> this is the order of epoch 0 again.",
@@ -157,14 +158,18 @@
           setEpoch: "<code>set_epoch</code>",
           epoch: "第几个 epoch",
         },
-        options: { sampler: "DistributedSampler", exact: "不重不漏（各章的评估）", none: "不用 sampler" },
+        options: {
+          sampler: "DistributedSampler",
+          unshuffled: "DistributedSampler(shuffle=False)",
+          exact: "不重不漏（各章的评估）",
+          none: "不用 sampler",
+        },
         never: "没有用到",
         count:
           "共 <b>{steps} 步</b>。用了两次以上的图片：<b>{twice}</b> 张；一次也没用到的：<b>{missing}</b> 张。",
-        uneven:
-          "有的 rank 只有 {fewest} 步：我们的评估不受影响，但训练时其他 rank 会一直等它。",
+        uneven: "有的 rank 只有 {fewest} 步：我们的评估不受影响，但训练时其他 rank 会一直等它。",
         accuracy:
-          "如果这是评估（带下划线的是猜错的），得到的准确率是 <b>{reported} %</b>，真实值是 {right} %。",
+          "如果这是评估（带下划线的图片猜错了），得到的准确率是 <b>{reported} %</b>，真实值是 {right} %。",
         same: "没有调用 <code>set_epoch</code>，所以和第 0 个 epoch 的顺序一样。",
       },
     },
