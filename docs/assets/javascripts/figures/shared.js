@@ -79,7 +79,7 @@
       `<form class="fig-controls" data-search-exclude aria-label="${words[language].title}">`,
       ...controls,
       "</form>",
-      `<div class="fig-picture" data-search-exclude>${picture}</div>`,
+      `<section class="fig-picture" data-search-exclude>${picture}</section>`,
       `<p class="fig-sentence" role="status">${sentence}</p>`,
       `<p class="fig-foot" data-search-exclude><a href="${escaped(address(name, state))}">${words[language].link}</a></p>`,
     ].join("\n");
