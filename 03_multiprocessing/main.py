@@ -623,6 +623,8 @@ def main(argv: list[str] | None = None) -> None:
     os.environ["WORLD_SIZE"] = str(args.nnodes * args.nprocs)  # [dist]
     os.environ["MASTER_ADDR"] = args.master_addr  # [dist]
     os.environ["MASTER_PORT"] = str(port)  # [dist]
+    cores = len(os.sched_getaffinity(0)) // args.nprocs
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))  # [dist] for each rank
     try:
         # If one fails it ends the others.
         mp.spawn(worker, (argv, listener), args.nprocs)  # [dist]

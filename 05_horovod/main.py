@@ -128,6 +128,9 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
     rank = hvd.rank()  # [dist] of this process, across all machines
     local_rank = hvd.local_rank()  # [dist] on this machine
     world_size = hvd.size()  # [dist] processes on all machines
+    if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it
+        cores = len(os.sched_getaffinity(0)) // hvd.local_size()  # [dist]
+        torch.set_num_threads(max(1, cores))  # [dist] ranks share the cores
 
     left = args.batch_size % world_size  # [dist] gradients are averaged over ranks
     if left:

@@ -720,6 +720,8 @@ def main(argv: list[str] | None = None) -> None:
     # signals as well, until they can handle them.
     for stop_signal in STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)
+    cores = len(os.sched_getaffinity(0)) // procs
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))  # [dist] for each rank
     try:
         mp.spawn(worker, (argv, procs), procs)  # [dist] if one fails it ends the others
     except mp.ProcessExitedException as error:
