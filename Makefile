@@ -6,11 +6,12 @@ VENV ?= .venv
 XDIST := $(shell command -v nvidia-smi >/dev/null || printf '%s' "-n $$(($$(nproc) < 4 ? $$(nproc) : 4)) --dist loadgroup")
 RUN := $(VENV)/bin/python
 MERMAID := docs/assets/javascripts/mermaid.min.js
+BIOME := $(VENV)/biome
 # Each step of the set-up says one line before it is silent for minutes, and nothing else. Its sizes
 # are what pip said that it downloads, and du -sm; 2026-11-23, Linux x86_64, Python 3.11, CUDA wheels.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: doctor.pyz help demo gpu test smoke smoke-oldest proof faults bench lint site site-zensical serve clean
+.PHONY: doctor.pyz help demo gpu test smoke smoke-oldest proof faults bench lint figures site site-zensical serve clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -44,9 +45,13 @@ doctor.pyz:  ## tools/doctor in one file, to be copied to a cluster: python doct
 	$(PYTHON) -m zipapp $@.tmp --main doctor.command:main --output $(or $(PYZ),$@)
 	rm -rf $@.tmp
 
-lint: $(VENV)/ready  ## formatting and static checks
+lint: $(VENV)/ready $(BIOME)  ## formatting and static checks
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(BIOME) check
+
+figures: $(VENV)/ready  ## the still pictures of the figures that move, after a change of their scripts
+	$(RUN) -m tools.site.stills
 
 site: $(VENV)/ready $(MERMAID)  ## the documentation, into site/; a broken link or page ends it
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict  # with -q, --strict counts no warnings
@@ -73,9 +78,19 @@ $(VENV)/ready-for-smoke $(VENV)/ready-for-tests: $(VENV)/ready tests/support/pre
 	@PYTHON=$(RUN) bash tests/support/prepare.sh $(if $(findstring smoke,$@),smoke,test)
 	@touch $@
 
-$(MERMAID): tools/site/fetch_mermaid.sh
+$(MERMAID): tools/site/fetch_npm.sh
 	@echo "fetching mermaid, which draws the diagrams: 18 MB to download, 4 MB on disk"
-	@bash tools/site/fetch_mermaid.sh
+	@bash tools/site/fetch_npm.sh mermaid 11.17.2 dist/mermaid.min.js \
+		581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390eb8 $@
+	@touch $@
+
+# For Linux; elsewhere: npx @biomejs/biome@2.6.8 check
+$(BIOME): tools/site/fetch_npm.sh $(VENV)/ready
+	@echo "fetching biome, which checks the site's scripts: 35 MB to download, 96 MB on disk"
+	@case $$(uname -m) in \
+		aarch64) set -- arm64 3e5b3bf3ff21c4beecfef424fd429d6937c5e04fe5d332ad69d45806349ce20c;; \
+		*) set -- x64 fc1cb7c6664d6fa315144f58bd03096ee5d035e641538840a80262d59203d5dd;; \
+	esac; bash tools/site/fetch_npm.sh @biomejs/cli-linux-$$1 2.6.8 biome $$2 $@
 	@touch $@
 
 $(VENV)-zensical/ready: constraints.txt

@@ -462,7 +462,7 @@ def evaluate(args: Namespace, model: Module, loader: DataLoader, log: RunLog) ->
         totals[2] += hits.sum()
         totals[3] += len(targets)
 
-    # A rank may have fewer batches, or none: no collective above, nor in a wrapper.
+    # Ranks may have unequal numbers of batches: so no collective above, and no DDP.
     loss_sum, top1, top5, count = all_reduce_sum(totals).tolist()  # [dist]
     log.check_loss(loss_sum)
     result = {

@@ -482,7 +482,7 @@ def evaluate(args: Namespace, model: Module, loader: DataLoader, log: RunLog) ->
         totals[2] += hits.sum()
         totals[3] += len(targets)
 
-    # A rank may have fewer batches, or none: no collective above, nor in a wrapper.
+    # Ranks may have unequal numbers of batches: so no collective above, and no DDP.
     loss_sum, top1, top5, count = all_reduce_sum(totals).tolist()  # [dist]
     log.check_loss(loss_sum)
     result = {
@@ -623,6 +623,8 @@ def main(argv: list[str] | None = None) -> None:
     os.environ["WORLD_SIZE"] = str(args.nnodes * args.nprocs)  # [dist]
     os.environ["MASTER_ADDR"] = args.master_addr  # [dist]
     os.environ["MASTER_PORT"] = str(port)  # [dist]
+    cores = len(os.sched_getaffinity(0)) // args.nprocs
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))  # [dist] for each rank
     try:
         # If one fails it ends the others.
         mp.spawn(worker, (argv, listener), args.nprocs)  # [dist]

@@ -34,7 +34,6 @@ import torch
 from main import (
     CHAPTER,
     all_reduce_sum,
-    amount,
     broadcast_buffers,
     build_datasets,
     build_model,
@@ -69,7 +68,7 @@ def parse_args(argv: list[str] | None) -> Namespace:
     add("--epochs", type=positive, default=90, help="passes over the training images")
     # Ranks come and go, and the memory of each stays the same.
     add("--batch-size", type=positive, default=32, help="of EACH rank")
-    add("--lr", type=amount, default=0.1, help="first, for 256 images of all ranks")
+    add("--lr", type=float, default=0.1, help="first, for 256 images of all ranks")
     add("--workers", type=int, default=2, help="per rank, load images")
     add("--commit-every", type=positive, default=20, help="steps that may be redone")
     add("--output-dir", default=f"runs/{CHAPTER}-elastic", help="for all output")

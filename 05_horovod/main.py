@@ -128,6 +128,9 @@ def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
     rank = hvd.rank()  # [dist] of this process, across all machines
     local_rank = hvd.local_rank()  # [dist] on this machine
     world_size = hvd.size()  # [dist] processes on all machines
+    if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it
+        cores = len(os.sched_getaffinity(0)) // hvd.local_size()  # [dist]
+        torch.set_num_threads(max(1, cores))  # [dist] ranks share the cores
 
     left = args.batch_size % world_size  # [dist] gradients are averaged over ranks
     if left:
@@ -486,7 +489,7 @@ def evaluate(args: Namespace, model: Module, loader: DataLoader, log: RunLog) ->
         totals[2] += hits.sum()
         totals[3] += len(targets)
 
-    # A rank may have fewer batches, or none: no collective above, nor in a wrapper.
+    # Ranks may have unequal numbers of batches: so no collective above, and no DDP.
     loss_sum, top1, top5, count = all_reduce_sum(totals).tolist()  # [dist]
     log.check_loss(loss_sum)
     result = {

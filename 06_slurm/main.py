@@ -585,7 +585,7 @@ def evaluate(args: Namespace, model: Module, loader: DataLoader, log: RunLog) ->
         totals[2] += hits.sum()
         totals[3] += len(targets)
 
-    # A rank may have fewer batches, or none: no collective above, nor in a wrapper.
+    # Ranks may have unequal numbers of batches: so no collective above, and no DDP.
     loss_sum, top1, top5, count = all_reduce_sum(totals).tolist()  # [dist]
     log.check_loss(loss_sum)
     result = {
@@ -720,6 +720,8 @@ def main(argv: list[str] | None = None) -> None:
     # signals as well, until they can handle them.
     for stop_signal in STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)
+    cores = len(os.sched_getaffinity(0)) // procs
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))  # [dist] for each rank
     try:
         mp.spawn(worker, (argv, procs), procs)  # [dist] if one fails it ends the others
     except mp.ProcessExitedException as error:

@@ -483,7 +483,7 @@ def evaluate(
         pairs += torch.bincount(pair, minlength=classes * classes)
         rows.append(torch.cat([guesses, probabilities], dim=1))
 
-    # A rank may have fewer batches, or none: no collective above, nor in a wrapper.
+    # Ranks may have unequal numbers of batches: so no collective above, and no DDP.
     packed = all_reduce_sum(torch.cat([totals, pairs]))  # [dist]
     loss_sum, top5 = packed[:2].tolist()
     confusion = packed[2:].view(classes, classes)

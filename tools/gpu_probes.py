@@ -48,6 +48,7 @@ def versions(device: str) -> None:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         driver = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.strip()
     tell(torch=torch.__version__, cuda=torch.version.cuda, nccl=nccl, gpus=gpus, driver=driver,
+         bf16=bool(gpus) and torch.cuda.is_bf16_supported(including_emulation=False),
          usable=torch.cuda.is_available(), cpus=len(os.sched_getaffinity(0)))  # fmt: skip
 
 

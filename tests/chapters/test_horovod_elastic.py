@@ -207,13 +207,10 @@ def test_user_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     module = elastic()
     words = re.sub(r"\\\n\s*", "", module.__doc__)
     module.parse_args(re.search(r"elastic\.py (--.*)", words)[1].split())
-    for flag, says in {
-        "--commit-every=0": "argument --commit-every: 0 is not 1 or more",
-        "--lr=nan": "argument --lr: nan is negative or not finite",
-    }.items():
-        with pytest.raises(SystemExit, match="^2$"):
-            module.main(["--synthetic", flag])
-        assert capsys.readouterr().err.endswith(f"error: {says}\n")
+    with pytest.raises(SystemExit, match="^2$"):
+        module.main(["--synthetic", "--commit-every=0"])
+    says = "argument --commit-every: 0 is not 1 or more"
+    assert capsys.readouterr().err.endswith(f"error: {says}\n")
 
     says = "start it by horovodrun, as the first lines of .*elastic.py show"
     if importlib.util.find_spec("horovod") is None:

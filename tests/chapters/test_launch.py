@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from crew import Crew, call_main
+from gpu_check import SLURM as SLURM_TASK
 from harness import (
     CHAPTERS,
+    HOROVOD,
     LAUNCHED_BY_TORCHRUN,
     ROOT,
     SLURM,
@@ -33,6 +35,39 @@ HUB, SPAWNS = "02_distributed", "03_multiprocessing"
 ARGV = ["--synthetic", "40", *TINY, "--epochs", "1"]
 # Two processes a job share these machines' GPUs, which nccl refuses.
 on_cpu = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+THREADS = """
+import sys, torch
+from harness import load_chapter
+chapter = load_chapter(sys.argv[1])
+own = chapter.build_model
+def build_model(*given):
+    print("threads", torch.get_num_threads(), flush=True)
+    return own(*given)
+if __name__ in ("__main__", "__mp_main__"):
+    chapter.build_model = build_model
+if __name__ == "__main__":
+    chapter.main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("chapter", [HUB, SPAWNS, HOROVOD, SLURM])
+def test_ranks_share_the_cores(chapter: str, tmp_path: Path) -> None:
+    """With as many threads as there are cores in each, two ranks on two cores train at a third to a
+    fifth of the speed. torchrun sees to it, and in other chapters the chapter."""
+    script = tmp_path / "threads.py"
+    script.write_text(THREADS)
+    argv = [chapter, *ARGV, "--output-dir", "run"]
+    command = command_for(chapter, argv, 2, script)
+    if chapter == SLURM:  # tasks have cores of their own; a task's processes must share
+        command = [sys.executable, script, *argv, "--procs-per-task", 2]
+    env = {**SLURM_TASK, "SLURM_JOB_ID": "1"} if chapter == SLURM else {}
+    env |= {**on_cpu, "PYTHONPATH": str(ROOT / "tests/support")}
+    result = run(["env", "-u", "OMP_NUM_THREADS", *command], tmp_path, env=env)
+    assert result.returncode == 0, result.output
+    each = 1 if chapter == HUB else max(1, len(os.sched_getaffinity(0)) // 2)
+    assert re.findall(r"threads (\d+)", result.output) == [str(each)] * 2
 
 
 @pytest.mark.proof

@@ -120,7 +120,7 @@ def test_trains_resumes_and_evaluates(
     for event, begins in printed.items():
         lines = [line for line in first.said if re.match(begins, line)]
         assert len(lines) == len(rows(run_dir, event)), first.output
-        assert all(len(line) <= 100 for line in lines)
+        assert event == "start" or all(len(line) <= 100 for line in lines)
     assert "destroy_process_group" not in first.stderr, first.stderr
 
     for name in ("checkpoint.pt", "best.pt"):

@@ -127,7 +127,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the architecture of a checkpoint", 7, "if args.arch not in (None, arch):", "if False:"),
     ],
     f"{ERRORS}::test_refused[02_distributed-resume_classes]": [
-        ("the classes of a checkpoint", 7, "if known != num_classes:", "if False:"),
+        ("the classes of a checkpoint", 7, "if known != classes:", "if False:"),
     ],
     f"{ERRORS}::test_refused[02_distributed-resume_inside_epoch]": [
         ("an epoch that 06 has left", 6,
@@ -138,7 +138,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{ERRORS}::test_refused[02_distributed-too_few]": [
         ("a batch that the images fill", 7,
-         "if len(train_set) < args.batch_size and", "if False and"),
+         "if images < args.batch_size and", "if False and"),
     ],
     f"{ERRORS}::test_refused[02_distributed-unusable_gpus]": [
         ("GPUs that torch cannot use", 6, "if not torch.cuda.is_available():  #", "if False:  #"),
@@ -146,8 +146,11 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{ERRORS}::test_refused[01_dataparallel-compiled_threads]": [
         ("torch.compile under DataParallel", 1, "if args.compile and len(gpus) > 1:", "if False:"),
     ],
+    "tests/chapters/test_launch.py::test_ranks_share_the_cores[05_horovod]": [
+        ("cores that ranks share", 1, "torch.set_num_threads(max(1, cores))", "pass"),
+    ],
     f"{ERRORS}::test_numbers_out_of_range[02_distributed]": [
-        ("numbers that are none", 7, "if not 0 <= float(text) < math.inf:", "if float(text) < 0:"),
+        ("numbers from 1 on", 7, "if int(text) < 1:", "if int(text) < 0:"),
     ],
     f"{ERRORS}::test_ranks_that_disagree[02_distributed-images]": [
         ("ranks that must agree", 6,
@@ -159,9 +162,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{ERRORS}::test_refused[02_distributed-uneven_2]": [
         ("an even share of the batch", 6, "    if left:", "    if False:"),
-    ],
-    f"{DATA}::test_full_disk[saving]": [
-        ("what a failed save leaves", 7, "temporary.unlink(missing_ok=True)", "pass"),
     ],
     IMAGES: [
         ("RGB, whatever the file holds", 7, "ImageReadMode.RGB)", "ImageReadMode.UNCHANGED)"),

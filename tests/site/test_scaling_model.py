@@ -56,10 +56,6 @@ def test_other_assumptions_are_printed_and_nothing_is_written(tmp_path, monkeypa
     monkeypatch.setattr(model, "ROOT", tmp_path)
     model.main(["--least-step-ms", "0"])
     assert capsys.readouterr().out == model.tables("en", model.Assumptions(least_step_ms=0)) + "\n"
-    for mistake in ("--images-per-second 0", "--local-batch -1", "--least-step-ms nan"):
-        with pytest.raises(SystemExit) as ended:
-            model.main(mistake.split())
-        assert ended.value.code == 2 and mistake in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

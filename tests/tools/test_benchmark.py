@@ -181,10 +181,19 @@ def test_our_pictures_are_those_of_pil(tmp_path: Path, threads: None) -> None:
     assert found["rounds"][0]["images"] == 3
 
 
-def test_both_loops_are_timed_in_each_precision(tmp_path: Path, threads: None) -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_both_loops_are_timed_in_each_precision(
+    native: bool, tmp_path: Path, threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bf16 is left out, and the tables say so, where the hardware has none."""
+    monkeypatch.setattr(parts, "has_bf16", lambda: native)
     with tiny_model():
         found = parts.loop("resnet18", 32, 2, 2, 2, tmp_path)
-    assert {row["mode"] for row in found["modes"]} >= {"fp32", "bf16"}
+    assert ("bf16" in {row["mode"] for row in found["modes"]}) == native
+    result = json.loads(COMPLETE.read_text())
+    result["machine"] |= {"bf16": native, "instructions": ["avx2"]}
+    text = report.tables(result, "en")
+    assert ("bf16 is left out" in text) == (not native) and " (avx2), 2 cores" in text
     for row in found["modes"]:
         first, second = row["rounds"]
         assert [*first] == ["ours", "bare"] and [*second] == ["bare", "ours"]

@@ -50,6 +50,7 @@ from run_log import Run, read_run
 QUICK_PARTS = ["train", "input", "loop", "collectives"]
 QUICK_VARIANTS = ["reference", "02", "02 bf16", "03", "03 spawned"]
 TIMEOUT = 1200  # seconds for a run
+INSTRUCTIONS = ["avx2", "avx512f", "avx512_bf16", "amx_bf16"]  # by which speed differs most
 HERE = Path("tools", "benchmark")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 HOROVODRUN = Path(sys.executable).with_name("horovodrun")
@@ -71,6 +72,8 @@ def choose_variants(args: argparse.Namespace) -> list[str]:
         names = QUICK_VARIANTS + alone
     elif torch.cuda.is_available():
         names.append("02 bf16 compile")
+    if not parts.has_bf16():
+        names = [name for name in names if "bf16" not in name]
     if not HOROVODRUN.is_file():
         names = [name for name in names if name != "05"]
     if args.variants:
@@ -240,9 +243,12 @@ def describe(args: argparse.Namespace, argv: list[str]) -> dict:
             versions[name] = importlib.metadata.version(name)
     if torch.cuda.is_available():
         versions["cuda"] = torch.version.cuda
-    model = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    cpu = Path("/proc/cpuinfo").read_text()
+    model = re.search(r"^model name\s*: (.*)", cpu, re.MULTILINE)
     machine = {
         "cpu": model[1] if model else platform.machine(),
+        "instructions": [name for name in INSTRUCTIONS if re.search(rf"\b{name}\b", cpu)],
+        "bf16": parts.has_bf16(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
-from parts import Works, hand_over, in_turns, own_device, seconds_of
+from parts import Works, hand_over, has_bf16, in_turns, own_device, seconds_of
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
@@ -148,6 +148,8 @@ def main(
     targets = torch.randint(1000, (batch_size,), device=device)
     works = {}
     for name, measure in GROUPS[group].items():
+        if "bf16" in measure and not has_bf16():
+            continue
         trainer = Trainer(arch, images, targets, **measure)
         ways = {"evaluation": trainer.evaluation, "optimizer": trainer.optimizer_alone}
         works[name] = ways.get(group, trainer.step)

@@ -133,6 +133,14 @@ def input_pipeline(folder: Path, image_size: int, passes: int, rounds: int) -> d
 # ------------------------------------------------------------------------------------------ loop
 
 
+def has_bf16() -> bool:
+    """Whether the hardware computes in bfloat16. Where torch emulates it, on CPUs up to AVX2 and
+    on GPUs before Ampere, bf16 is slower than fp32, and nothing here times it."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "AVX2")
+
+
 def bare_epoch(
     chapter: ModuleType, bf16: bool, model: nn.Module, batches: list, optimizer: torch.optim.SGD
 ) -> None:
@@ -170,12 +178,14 @@ def loop_mode(argv: list[str], steps: int, rounds: int) -> dict:
 
 
 def loop(arch: str, image_size: int, batch_size: int, steps: int, rounds: int, work: Path) -> dict:
-    """The loops compared on one device, in every precision that it has."""
+    """The loops compared on one device, in every precision that it has itself."""
     gpu = torch.cuda.is_available()
     torch.set_num_threads(1)
     modes = {"fp32": [], "bf16": ["--bf16"]}
     if gpu:
         modes["bf16 compile"] = ["--bf16", "--compile"]
+    if not has_bf16():
+        modes = {"fp32": []}
     common = ["--synthetic", 4 * batch_size, "--arch", arch, "--image-size", image_size]
     common += ["--batch-size", batch_size, "--lr", 0.01] + ["--gpus", 0] * gpu
     rows = []

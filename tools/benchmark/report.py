@@ -129,10 +129,12 @@ def table(head: str, rows: list[list]) -> list[str]:
 def facts(result: dict, words: dict) -> dict:
     """What the lines above and below the tables name."""
     gpus, comma = result["machine"]["gpus"], words["comma"]
+    instructions = result["machine"].get("instructions")  # not in results before 2026-11-24
     runs = [run for run in result["runs"] if not run["failed"]]
     return result | {
         "gpus": "".join(comma + name for name in gpus),
         "device": gpus[0] if gpus else result["machine"]["cpu"],
+        "instructions": "".join(f" ({', '.join(names)})" for names in [instructions] if names),
         "versions_line": comma.join(f"{name} {text}" for name, text in result["versions"].items()),
         "changes": words["dirty"] * result["dirty"],
         "pictures": words[result["settings"]["images"]],
@@ -147,6 +149,7 @@ def tables(result: dict, language: str) -> str:
     words, summary = words_in(language), result["summary"]
     places, gpus = facts(result, words), result["machine"]["gpus"]
     lines = [words["machine"].format(**places), words["setting"].format(**places)]
+    lines += [words["emulated"]] if result["machine"].get("bf16") is False else []
     lines += [words["loaded"].format(**places)] if places["loaded_runs"] else []
     rows = []
     for name, f in summary["variants"].items():

@@ -35,6 +35,7 @@ FORMS = {
     "diff": ('OLD NEW {whole="1"}', 2, 2),
     "compare": ("", 0, 0),
     "table": ("FILE [KEY]", 1, 2),
+    "figure": ("NAME PRESET", 2, 2),
 }
 Options = dict[str, list[str]]
 COPIES = "source"  # the folder of the site that has the files, see hooks.py
@@ -209,6 +210,20 @@ class CodeAlong(Preprocessor):
                 raise SiteError(f"{path} has no part {key[0]}; there are: {', '.join(parts)}")
             text = parts[key[0]]
         return ["", *text.strip().splitlines(), ""]
+
+    def figure(self, words: list[str], options: Options) -> str:
+        """Its still picture, which docs/assets/javascripts/figures/NAME.js sets in motion."""
+        name, preset = words
+        still = ROOT / f"docs/assets/figures/{name}-{preset}.{language_of(self.md)}.html"
+        if not still.is_file():
+            raise SiteError(f"there is no {still.name}: make figures draws it")
+        data = ""
+        if name == "overlap":
+            models = (ROOT / "docs/assets/results/scaling-models.json").read_text("utf-8")
+            data = f'<script type="application/json">{models.strip()}</script>'
+        # Without blank lines, at which a later processor would begin a paragraph.
+        text = still.read_text("utf-8").strip()
+        return f'<figure class="fig" id="fig-{name}" data-figure="{name}">{text}{data}</figure>'
 
 
 class RepositoryLinks(Treeprocessor):

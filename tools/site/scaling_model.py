@@ -3,12 +3,14 @@
     python tools/site/scaling_model.py                            # tables and plots of the site
     python tools/site/scaling_model.py --images-per-second 900    # tables for another GPU, printed
 
-Without options it writes scaling.{zh,en}.md and .svg in docs/assets (the plots by matplotlib); with
-any of them it prints the tables for these assumptions and writes nothing. The page
-docs/en/scaling.md says where the numbers come from and what the model leaves out.
+Without options it writes scaling.{zh,en}.md and .svg in docs/assets (the plots by matplotlib) and
+scaling-models.json (by torchvision); with any of them it prints the tables for these assumptions
+and writes nothing. The page docs/en/scaling.md says where the numbers come from and what the model
+leaves out; docs/assets/javascripts/figures/overlap.js has the same formulas.
 """
 
 import argparse
+import json
 import math
 import warnings
 from dataclasses import dataclass, fields, replace
@@ -17,11 +19,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 GPUS = [2**n for n in range(11)]
 US, MS, GB = 1e-6, 1e-3, 1e9
-# The buckets of DDP for ResNet-50, in the order in which backward fills them: bytes of fp32
-# gradients, and the share of backward's operations that is done when the bucket is full. Sizes are
-# those DDP itself reports (torch 2.15, rebuilt_bucket_sizes); shares are counted from the layers.
-BUCKETS = ((8_196_000, 0.0005), (31_502_336, 0.0947), (26_255_360, 0.1733),
-           (26_550_272, 0.4905), (9_724_160, 1.0))  # fmt: skip
+MIB = 2**20
+# Of each model: the operations of its forward pass, and in the order of backward the bytes of each
+# fp32 gradient, with the share of backward's operations that is done when it is there.
+MODELS = json.loads((ROOT / "docs/assets/results/scaling-models.json").read_text(encoding="utf-8"))
+
+
+def buckets_of(gradients: list, megabytes: float = 25) -> list[tuple[int, float]]:
+    """Bytes and share of each bucket of DDP, in the order in which backward fills them. Those of
+    ResNet-50 are as large as DDP itself reports (torch 2.15, rebuilt_bucket_sizes)."""
+    buckets, size, limit = [], 0, min(1, megabytes) * MIB
+    for gradient, share in gradients:
+        size += gradient
+        if size >= limit:
+            buckets.append((size, share))
+            size, limit = 0, megabytes * MIB
+    return buckets + [(size, 1.0)] * (size > 0)
+
+
+BUCKETS = buckets_of(MODELS["resnet50"]["gradients"])
 
 
 @dataclass(frozen=True)
@@ -88,15 +104,19 @@ def compute(images: float, assume: Assumptions) -> float:
     return max(images / assume.images_per_second, assume.least_step_ms * MS)
 
 
-def step(n: int, images: float, net: Network, assume: Assumptions, compress: int = 1) -> float:
-    """Seconds of a step. A bucket is sent when backward has filled it and the one before is
-    through; compress is by how much its bytes are fewer than those of fp32."""
+def step(
+    n: int, images: float, net: Network, assume: Assumptions, compress: int = 1,
+    buckets: list = BUCKETS, accumulate: int = 1,
+) -> float:  # fmt: skip
+    """Seconds of a step of so many micro-batches, of which the last one sends. A bucket is sent
+    when backward has filled it and the one before is through; compress is by how much its bytes are
+    fewer than those of fp32."""
     seconds = compute(images, assume)
-    forward, backward = seconds / 3, seconds * 2 / 3  # backward has twice the operations
-    sent = 0.0
-    for size, share in BUCKETS:
-        sent = max(sent, forward + backward * share) + all_reduce(n, size / compress, net)
-    return max(seconds, sent)
+    backward = seconds * 2 / 3  # it has twice the operations of forward
+    begin, sent = accumulate * seconds - backward, 0.0
+    for size, share in buckets:
+        sent = max(sent, begin + backward * share) + all_reduce(n, size / compress, net)
+    return max(accumulate * seconds, sent)
 
 
 def efficiency(n: int, images: float, net: Network, assume: Assumptions, compress: int = 1):
@@ -108,6 +128,28 @@ def speedup(n: int, net: Network, assume: Assumptions, compress: int = 1) -> flo
     """How many times faster than one GPU is the same global batch. One GPU accumulates."""
     alone = assume.global_batch / assume.images_per_second
     return alone / step(n, assume.global_batch / n, net, assume, compress)
+
+
+def count(name: str) -> dict:
+    """What MODELS has of a model of torchvision, for images of 224 pixels."""
+    import torch
+    import torchvision
+
+    model, operations = torchvision.models.get_model(name).eval(), {}
+    for module in model.modules():
+        if isinstance(module, (torch.nn.Conv2d, torch.nn.Linear)):
+            module.register_forward_hook(
+                lambda module, _, output: operations.update(
+                    {module.weight: output.numel() * module.weight[0].numel()}
+                )
+            )
+    with torch.inference_mode():
+        model(torch.zeros(1, 3, 224, 224))
+    total, done, gradients = sum(operations.values()), 0, []
+    for parameter in reversed(list(model.parameters())):
+        done += operations.get(parameter, 0)
+        gradients.append([4 * parameter.numel(), round(done / total, 4)])
+    return {"operations": total, "gradients": gradients}
 
 
 # ----------------------------------------------------------------------------------- tables, plots
@@ -211,6 +253,9 @@ def main(argv: list[str] | None = None) -> None:
     if given:
         print(tables("en", assume))
         return
+    models = {name: count(name) for name in MODELS}
+    path = ROOT / "docs/assets/results/scaling-models.json"
+    path.write_text(json.dumps(models, separators=(",", ":")) + "\n", encoding="utf-8")
     for language in ("zh", "en"):
         text = tables(language, assume)
         (ROOT / f"docs/assets/results/scaling.{language}.md").write_text(text, encoding="utf-8")

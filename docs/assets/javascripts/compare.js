@@ -2,7 +2,7 @@
 (() => {
   const box = document.querySelector(".cd-compare");
   if (!box) return;
-  const {paths, lines, pairs} = JSON.parse(box.querySelector("script").textContent);
+  const { paths, lines, pairs } = JSON.parse(box.querySelector("script").textContent);
   const [from, to] = box.querySelectorAll("select");
   const result = box.querySelector(".cd-result");
 
@@ -18,13 +18,22 @@
 
   // Backwards, what was added is removed. Each change shows what it removes first.
   function turned(rows) {
-    const swapped = rows.map(([kind, old, now, text, row]) =>
-      [{"-": "+", "+": "-"}[kind] ?? kind, now, old, text, row]);
+    const swapped = rows.map(([kind, old, now, text, row]) => [
+      { "-": "+", "+": "-" }[kind] ?? kind,
+      now,
+      old,
+      text,
+      row,
+    ]);
     const sorted = [];
     let change = [];
     for (const row of [...swapped, ["="]]) {
       if (row[0] === "=") {
-        sorted.push(...change.filter((r) => r[0] === "-"), ...change.filter((r) => r[0] === "+"), row);
+        sorted.push(
+          ...change.filter((r) => r[0] === "-"),
+          ...change.filter((r) => r[0] === "+"),
+          row,
+        );
         change = [];
       } else {
         change.push(row);
@@ -38,7 +47,7 @@
     const hunks = pairs[a < b ? `${a}-${b}` : `${b}-${a}`] ?? [];
     const body = document.createElement("div");
     body.className = "cd-body highlight";
-    const count = {"+": 0, "-": 0, "=": 0};
+    const count = { "+": 0, "-": 0, "=": 0 };
     for (const [name, stored] of hunks) {
       const hunk = document.createElement("div");
       hunk.className = "cd-hunk";

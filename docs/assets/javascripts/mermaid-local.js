@@ -20,7 +20,7 @@
           .actor-line { stroke: var(--md-default-fg-color--lighter) !important; }
           .messageText { paint-order: stroke; stroke: var(--md-default-bg-color) !important; stroke-width: 5px; }
         `;
-        globalThis.mermaid.initialize({...settings, themeCSS: (settings.themeCSS ?? "") + ours});
+        globalThis.mermaid.initialize({ ...settings, themeCSS: (settings.themeCSS ?? "") + ours });
         resolve(globalThis.mermaid);
       };
       script.onerror = () => reject(new Error(`cannot load ${source}`));
@@ -30,12 +30,14 @@
   }
 
   globalThis.mermaid = {
-    initialize(given) { settings = given; },
+    initialize(given) {
+      settings = given;
+    },
     // On a phone a wide diagram is scrolled to the side: shrunk to fit, no one could read it.
     async render(...args) {
       const drawn = await (await load()).render(...args);
       const least = (all, width) => `${all}; min-width: ${Math.round(0.62 * width)}px`;
-      return {...drawn, svg: drawn.svg.replace(/max-width: ([\d.]+)px/, least)};
+      return { ...drawn, svg: drawn.svg.replace(/max-width: ([\d.]+)px/, least) };
     },
   };
 })();

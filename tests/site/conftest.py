@@ -1,0 +1,72 @@
+"""One build of the site and one browser for all of its tests, which stay on one worker."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import ROOT, run
+
+pytest.importorskip("playwright", reason="needs requirements-dev.txt")
+from playwright.sync_api import Browser, Page
+
+from tools.site import shots
+
+MERMAID = ROOT / "docs/assets/javascripts/mermaid.min.js"
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not MERMAID.is_file():
+        pytest.skip("needs mermaid.min.js: make site fetches it")
+    target = tmp_path_factory.mktemp("built") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", target]
+    result = run(command, ROOT, 600, {"NO_MKDOCS_2_WARNING": "1"})
+    assert result.returncode == 0, result.output
+    return target
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    if not shots.chromium():
+        pytest.skip("needs Chromium: sudo apt install chromium fonts-noto-cjk")
+    with shots.browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def address(site: Path) -> Iterator[str]:
+    """Below a path, as it is where it is published without a domain of its own."""
+    with shots.served(site.parent) as url:
+        yield f"{url}{site.name}/"
+
+
+@pytest.fixture
+def watched(chromium: Browser, address: str) -> Iterator[tuple[Page, list[str]]]:
+    """A page, and what goes wrong in it: requests that leave this machine (the site works without
+    a network), answers that say no, errors of scripts."""
+    opened = chromium.new_page(viewport={"width": 1440, "height": 900})
+    wrong: list[str] = []
+
+    def response(status: int, url: str) -> None:
+        # The theme tries for a sitemap in all folders above the page until it finds one.
+        if status >= 400 and not url.endswith("/sitemap.xml"):
+            wrong.append(f"{status} {url}")
+
+    above = re.match(r"http://[^/]+/", address)[0]
+    ours = (address, f"{above}sitemap.xml", f"{above}en/sitemap.xml", "data:", "blob:")
+    opened.on("request", lambda r: wrong.extend([] if r.url.startswith(ours) else [r.url]))
+    opened.on("response", lambda r: response(r.status, r.url))
+    opened.on("pageerror", lambda e: wrong.append(str(e)))
+    yield opened, wrong
+    opened.close()
+
+
+@pytest.fixture
+def page(watched: tuple[Page, list[str]]) -> Iterator[Page]:
+    """A page in which nothing may go wrong."""
+    yield watched[0]
+    assert watched[1] == []

@@ -1,0 +1,255 @@
+"""The figures that move: what they compute, against Python and torch; that the still pictures are
+what their scripts draw; and in Chromium how they answer to pointer, keyboard and address."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import shlex
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from harness import ROOT, load_chapter
+
+pytest.importorskip("playwright", reason="needs requirements-dev.txt")
+from playwright.sync_api import Browser, Page
+from torch.utils.data import DataLoader, DistributedSampler
+
+from tools.site import scaling_model, stills
+
+pytestmark = pytest.mark.xdist_group("site")
+WHERE = {"shares": "concepts/", "ring": "concepts/", "overlap": "scaling/", "launch": "launching/"}
+
+
+@pytest.fixture(scope="module")
+def scripts(chromium: Browser) -> Iterator[Page]:
+    """An empty page that has the figures' scripts."""
+    opened = chromium.new_page()
+    stills.load(opened)
+    yield opened
+    opened.close()
+
+
+def computed(scripts: Page, name: str, states: list[dict]) -> list[dict]:
+    """What a figure computes for each of these states."""
+    return scripts.evaluate(f"states => states.map(cookbook.figures.{name}.compute)", states)
+
+
+# --- what they compute ----------------------------------------------------------------------------
+
+
+def batches_of_torch(state: dict, rank: int) -> list[list[int]]:
+    """The batches of a rank, from torch's own sampler and loader."""
+    images, ranks, drop = range(state["images"]), state["ranks"], state["drop"]
+    sampler: Any = images[rank::ranks]  # "exact"
+    if state["way"] != "exact":
+        shuffle = state["way"] == "sampler"
+        sampler = DistributedSampler(images, ranks, rank, shuffle, drop_last=drop)
+        if state["setEpoch"]:
+            sampler.set_epoch(state["epoch"])
+    return list(
+        DataLoader(images, state["batch"], sampler=sampler, drop_last=drop, collate_fn=list)
+    )
+
+
+def test_shares_are_those_of_torch(scripts: Page) -> None:
+    grid = {
+        "images": (7, 12, 19, 60), "ranks": range(1, 9), "batch": (1, 3),
+        "way": ("sampler", "unshuffled", "exact"), "drop": (False, True),
+        "setEpoch": (False, True), "epoch": (0, 3),
+    }  # fmt: skip
+    states = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    for state, found in zip(states, computed(scripts, "shares", states), strict=True):
+        batches = [batches_of_torch(state, rank) for rank in range(state["ranks"])]
+        assert found["batches"] == batches, state
+        seen = [image for rank in batches for batch in rank for image in batch]
+        images = range(state["images"])
+        assert found["twice"] == sum(seen.count(image) > 1 for image in images)
+        assert found["never"] == [image for image in images if image not in seen]
+        if seen:
+            assert found["reported"] == pytest.approx(100 - 100 * right(seen))
+        assert found["right"] == pytest.approx(100 - 100 * right([*images]))
+
+
+def right(images: list[int]) -> float:
+    """The share of wrong guesses among them: every fourth image."""
+    return sum(image % 4 == 0 for image in images) / len(images)
+
+
+def test_without_a_sampler_all_ranks_have_all_images(scripts: Page) -> None:
+    state = {"images": 9, "ranks": 3, "batch": 2, "way": "none", "drop": False, "epoch": 1}
+    (found,) = computed(scripts, "shares", [state])
+    assert found["twice"] == 9 and found["batches"][0] == found["batches"][1]
+
+
+@pytest.mark.parametrize("ranks", range(2, 9))
+def test_ring(scripts: Page, ranks: int) -> None:
+    """Each step brings one chunk; in the end all are there, for 2 (n - 1) / n of the bytes."""
+    steps = 2 * (ranks - 1)
+    start = {"ranks": ranks, "megabytes": 100, "bandwidth": 2}
+    states = [start | {"step": step} for step in range(steps + 1)]
+    found = computed(scripts, "ring", states)
+    for before, now in itertools.pairwise(found):
+        for rank, chunk in enumerate(now["arrived"]):
+            sender = before["holds"][rank - 1][chunk]
+            assert set(sender) <= set(now["holds"][rank][chunk])
+            assert len(now["holds"][rank][chunk]) == len(set(now["holds"][rank][chunk]))
+    complete = [[len(chunk) == ranks for chunk in chunks] for chunks in found[ranks - 1]["holds"]]
+    assert [sum(chunks) for chunks in complete] == [1] * ranks  # after the reduce-scatter
+    assert all(len(chunk) == ranks for chunks in found[-1]["holds"] for chunk in chunks)
+    net = scaling_model.Network(ranks, 0, 2e9, 0, 2e9)
+    assert found[-1]["now"] == pytest.approx(found[-1]["sent"]["ring"])
+    assert found[-1]["sent"]["ring"] == pytest.approx(200 * (ranks - 1) / ranks)
+    assert found[-1]["seconds"]["ring"] == pytest.approx(scaling_model.ring(ranks, 1e8, net))
+    assert found[-1]["sent"]["all"] == 100 * (ranks - 1)
+
+
+def test_timeline_is_that_of_the_model(scripts: Page) -> None:
+    draw = random.Random(0)
+    states = [
+        {
+            "model": draw.choice([*scaling_model.MODELS, "own"]), "images": draw.randint(1, 1024),
+            "gpus": draw.choice([1, 2, 8, 100, 1024]), "bandwidth": draw.uniform(0.5, 200),
+            "bf16": draw.random() < 0.5, "accumulate": draw.randint(1, 8),
+            "bucket": draw.randint(1, 200), "rate": draw.uniform(100, 5000),
+            "parameters": draw.uniform(1, 1000),
+        }
+        for _ in range(50)
+    ]  # fmt: skip
+    for state, found in zip(states, computed(scripts, "overlap", states), strict=True):
+        rate = state["rate"]
+        gradients = [(state["parameters"] * 4e4, (n + 1) / 100) for n in range(100)]
+        if model := scaling_model.MODELS.get(state["model"]):
+            rate *= scaling_model.MODELS["resnet50"]["operations"] / model["operations"]
+            gradients = model["gradients"]
+        buckets = scaling_model.buckets_of(gradients, state["bucket"])
+        net = scaling_model.Network(1024, 3.4e-6, state["bandwidth"] * 1e9, 0, 1e30)
+        assume = scaling_model.Assumptions(images_per_second=rate)
+        step = scaling_model.step(
+            state["gpus"], state["images"], net, assume, 1 + state["bf16"], buckets,
+            state["accumulate"],
+        )  # fmt: skip
+        assert len(found["buckets"]) == len(buckets)
+        assert found["step"] == pytest.approx(step), state
+
+
+def test_what_to_type_is_what_the_chapters_take(scripts: Page) -> None:
+    """Rates are those of chapter 02, and its parser and those of the others take the lines."""
+    states = [
+        {"gpus": g, "machines": m, "images": i, "batch": 100, "lr": 0.05, "workers": 4}
+        for g, m, i in ((1, 1, 7), (8, 1, 32), (4, 3, 256), (16, 64, 1024))
+    ]
+    lines = "([state, found]) => cookbook.figures.launch.lines(state, found)"
+    chapter = load_chapter("02_distributed")
+    for state, found in zip(states, computed(scripts, "launch", states), strict=True):
+        ranks = state["gpus"] * state["machines"]
+        batch = ranks * state["images"]
+        assert (found["ranks"], found["globalBatch"]) == (ranks, batch)
+        args = Namespace(batch_size=batch, lr=0.1, warmup_epochs=0, epochs=90)
+        assert found["ours"] == pytest.approx(chapter.learning_rate(args, 0))
+        args.lr = found["flag"]
+        assert found["linear"] == pytest.approx(chapter.learning_rate(args, 0))
+        assert found["linear"] == pytest.approx(0.05 * batch / 100)
+        for line in scripts.evaluate(lines, [state, found]).values():
+            words = shlex.split(line)
+            script = next(word for word in words if word.endswith("main.py"))
+            own = words[words.index(script) + 1 :]
+            parsed = load_chapter(script.split("/")[0]).build_parser().parse_args(own)
+            assert parsed.batch_size == batch
+            assert f"--nproc-per-node {state['gpus']}" in line or words[0] != "torchrun"
+
+
+# --- in the page ----------------------------------------------------------------------------------
+
+
+def test_stills_are_what_the_scripts_draw(scripts: Page) -> None:
+    files = {path.name: path.read_text("utf-8") for path in stills.FOLDER.iterdir()}
+    assert stills.stills(scripts) == files, "run make figures"
+
+
+def sentence(page: Page, name: str) -> str:
+    return page.locator(f"#fig-{name} .fig-sentence").inner_text()
+
+
+@pytest.mark.parametrize("name", WHERE)
+def test_it_starts_as_the_still_picture(page: Page, address: str, name: str) -> None:
+    """So nothing in the page moves. And without scripts there are no controls."""
+    raw = "async url => (await fetch(url)).text()"
+    page.goto(address + WHERE[name])
+    figure = page.locator(f"#fig-{name}")
+    still = re.search(rf'id="fig-{name}".*?</figure>', page.evaluate(raw, page.url), re.S)[0]
+    still = page.evaluate(
+        "html => new DOMParser().parseFromString(html, 'text/html').querySelector('.fig-picture')"
+        ".innerHTML",
+        f"<figure {still}",
+    )
+    assert figure.locator(".fig-picture").inner_html() == still
+    assert figure.locator("form").is_visible()
+    page.evaluate("document.documentElement.className = 'no-js'")
+    assert not figure.locator("form").is_visible() and figure.locator(".fig-picture").is_visible()
+
+
+@pytest.mark.parametrize("prefix", ["", "en/"])
+def test_keyboard_pointer_and_address(page: Page, address: str, prefix: str) -> None:
+    """A slider by the keyboard, a button by the pointer; the link below keeps what they made."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{address}{prefix}concepts/")
+    ring = page.locator("#fig-ring")
+    before = sentence(page, "ring")
+    ring.locator("[name=ranks]").press("ArrowRight")
+    assert ring.locator("output").first.inner_text() == "5"
+    ring.locator("button").nth(1).click()
+    assert ring.locator("output").nth(1).inner_text() == "3"
+    assert ring.locator("svg rect.fig-arrived").count() == 5
+    after = sentence(page, "ring")
+    assert after != before and "61.2 MB" in after
+    link = ring.locator(".fig-foot a").get_attribute("href")
+    assert link == "#fig-ring?ranks=5&step=3&megabytes=102&bandwidth=25"
+    page.goto("about:blank")
+    page.goto(f"{address}{prefix}concepts/{link}")
+    assert sentence(page, "ring") == after
+    assert page.evaluate("scrollY") > 1000
+
+    page.locator("#fig-shares [name=drop]").uncheck()
+    assert page.locator("#fig-shares .fig-twice").count() == 2
+    page.locator("#fig-shares [name=way]").select_option("none")
+    assert "19" in sentence(page, "shares")
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "says"),
+    [
+        ("shares", "ranks=0&images=abc", ["ranks: 0 is not possible, 1 is", "images: abc is not"]),
+        ("shares", "images=1000000000", ["images: 1000000000 is not possible, 60 is"]),
+        ("shares", "way=<b>x", ["share: <b>x is not possible, sampler is"]),
+        ("overlap", "gpus=-3&bandwidth=", ["GPUs: -3 is not possible, 1 is", "link: is not"]),
+        ("launch", "machines=3.4&lr=nan", ["machines: 3.4 is", "3 is", "rate: nan is not"]),
+        ("ring", "ranks=3&step=99", ["step: 99 is not possible, 14 is", "After 4 steps"]),
+    ],
+)
+def test_what_is_not_possible(
+    page: Page, address: str, name: str, query: str, says: list[str]
+) -> None:
+    page.goto(f"{address}en/{WHERE[name]}#fig-{name}?{query}")
+    found = re.sub(r"\s+", " ", sentence(page, name))
+    assert all(text in found for text in says), found
+    assert "NaN" not in page.locator(f"#fig-{name}").inner_html()
+
+
+def test_typing_is_not_disturbed(page: Page, address: str) -> None:
+    """A number that is not finished is answered, and corrected only when the field is left."""
+    page.goto(f"{address}en/launching/")
+    field = page.locator("#fig-launch [name=batch]")
+    field.fill("")
+    assert "is not possible" in sentence(page, "launch") and field.input_value() == ""
+    field.press("Tab")
+    assert field.input_value() == "64" and "64 is shown" in sentence(page, "launch")
+
+
+def test_models_are_those_of_torchvision() -> None:
+    shown = json.loads((ROOT / "docs/assets/results/scaling-models.json").read_text("utf-8"))
+    assert scaling_model.count("resnet18") == shown["resnet18"]
