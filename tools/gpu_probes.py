@@ -31,11 +31,8 @@ def tell(**data: object) -> None:
 
 
 def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("chapter", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["chapter"] = module
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(Path(path).parent))
+    return importlib.import_module("main")
 
 
 def versions(device: str) -> None:

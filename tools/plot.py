@@ -22,7 +22,6 @@ SIZE_INCHES, DPI = (12.8, 5.6), 125
 # Okabe and Ito's palette, without its yellow: readers who are colour-blind can tell these apart.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 INK, QUIET, GRID = "#222222", "#6B7280", "#E5E7EB"
-SMOOTH_FROM = 60
 MARKERS_UP_TO = 40
 
 
@@ -62,18 +61,9 @@ def points(rows: list[Event], name: str) -> tuple[list[int], list[float]]:
     return [row["step"] for row in rows], [row[name] for row in rows]
 
 
-def smooth(values: list[float], window: int) -> list[float]:
-    """The centred moving average; at both ends it is over what there is of the window."""
-    half = window // 2
-    windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
-    return [sum(window) / len(window) for window in windows]
-
-
 def draw_run(axes: Axes, run: Run, name: str, colors: Sequence[str], labels: Sequence) -> None:
-    """The training curve, thin and averaged where it has many points, and that of validation."""
+    """The training curve, thin, and that of validation."""
     steps, values = points(many_steps(run.train), name)
-    if len(values) >= SMOOTH_FROM:
-        values = smooth(values, max(9, len(values) // 30))
     thin = {"linewidth": 1.4, "alpha": 0.7, "marker": "o" if len(values) == 1 else None}
     axes.plot(steps, values, color=colors[0], label=labels[0], **thin)
 

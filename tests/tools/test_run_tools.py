@@ -150,7 +150,6 @@ def test_the_curves_are_the_rows(tmp_path: Path) -> None:
     two = write_run(tmp_path / "two", start(), *(train(step) for step in (1, 4, 8, 9, 12)))
     assert curves(two)[0][0][1] == [4, 8, 12]
     assert [line[0] for line in curves(one, two, one)[1]] == [blue, blue, red, red, green, green]
-    assert plot.smooth([0.0, 0.0, 9.0, 0.0, 3.0], 3) == [0, 3, 3, 4, 1.5]
 
 
 def test_pictures_replace_their_own_kind_only(tmp_path: Path) -> None:

@@ -47,8 +47,6 @@ from processes import ROOT, end_on_signals, run_timed
 sys.path.append(str(ROOT / "tools"))
 from run_log import Run, read_run
 
-QUICK_PARTS = ["train", "input", "loop", "collectives"]
-QUICK_VARIANTS = ["reference", "02", "02 bf16", "03", "03 spawned"]
 TIMEOUT = 1200  # seconds for a run
 INSTRUCTIONS = ["avx2", "avx512f", "avx512_bf16", "amx_bf16"]  # by which speed differs most
 HERE = Path("tools", "benchmark")
@@ -68,9 +66,7 @@ def choose_variants(args: argparse.Namespace) -> list[str]:
     """The variants to run, each of them one that can run here."""
     alone = [f"{args.processes} x 01"] * (args.processes > 1)
     names = ["reference", "02", "02 bf16", "01", "03", "03 spawned", "04", "05", "06", "07", *alone]
-    if args.quick:
-        names = QUICK_VARIANTS + alone
-    elif torch.cuda.is_available():
+    if torch.cuda.is_available():
         names.append("02 bf16 compile")
     if not parts.has_bf16():
         names = [name for name in names if "bf16" not in name]
@@ -275,7 +271,7 @@ def describe(args: argparse.Namespace, argv: list[str]) -> dict:
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    gpus, quick = torch.cuda.device_count(), "--quick" in argv
+    gpus = torch.cuda.device_count()
     parser = argparse.ArgumentParser(
         usage="%(prog)s [parts] [options]  (--help lists them)",
         description=__doc__,
@@ -286,22 +282,20 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     for part in MEASURES:
         add(f"--{part}", dest="parts", action="append_const", const=part)
     add("--all", dest="parts", action="store_const", const=list(MEASURES), help="all of these")
-    add("--quick", action="store_true", help="a bit of all but the last, see make bench")
     add("--render", type=Path, metavar="JSON", help="make tables and charts anew, measure nothing")
     add("--out", type=Path, metavar="DIR", help="for the results; else runs/benchmark-DATE")
     add("--variants", metavar="'reference,02 bf16'", help="of the training comparison, see above")
     add("--arch", default="resnet50" if gpus else "resnet18", help="resnet18, on GPUs resnet50")
-    steps = 6 if quick else 50 if gpus else 20
     add("--image-size", type=int, default=224, help="pixels a side")
-    add("--rounds", type=int, default=2 if quick else 5, help="(5; --quick: 2)")
-    add("--steps", type=int, default=steps, help="an epoch (20, on GPUs 50; --quick: 6)")
+    add("--rounds", type=int, default=5, help="(5)")
+    add("--steps", type=int, default=50 if gpus else 20, help="an epoch (20, on GPUs 50)")
     add("--batch-size-per-rank", type=int, default=256 if gpus else 16, help="16, on GPUs 256")
     add("--processes", type=int, default=gpus or 2, help="2, or all GPUs")
     add("--workers", type=int, help="loading processes a rank; the CPUs by --processes")
     args = parser.parse_args(argv)
     if args.workers is None:
         args.workers = max(1, min(16, len(os.sched_getaffinity(0)) // args.processes))
-    args.parts = list(dict.fromkeys(args.parts or (QUICK_PARTS if quick else ["train"])))
+    args.parts = list(dict.fromkeys(args.parts or ["train"]))
     if not args.out:
         dated = Path("runs", time.strftime("benchmark-%Y%m%d-%H%M%S"))
         args.out = args.render.parent if args.render else dated
