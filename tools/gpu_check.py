@@ -207,13 +207,6 @@ for _chapter in sorted(path.parent.name for path in ROOT.glob("0[1-7]_*/main.py"
         check("chapters", " ".join([_chapter, *_flags]))(trains(_chapter, *_flags))
 
 
-@check("chapters", "01 on one GPU twice")
-def twice(box: Box) -> str:
-    if box.gpus != 1:
-        raise NotHere("for machines with one GPU")
-    return trains("01_dataparallel", "--gpus", "0,0")(box)
-
-
 @check("chapters", "04 with Apex")
 def apex(box: Box) -> str:
     if box.device == "cpu" or not box.probe("apex")["here"]:

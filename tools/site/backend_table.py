@@ -3,9 +3,9 @@
     python tools/site/backend_table.py  # try all, write the tables of the site
     python tools/site/backend_table.py --render  # the tables again, from backends.json alone
 
-Each trial runs in fresh processes, one for a rank, which live for 25 seconds at most. It counts as
-supported if it raises nothing and all ranks get the right values. nccl takes one GPU for each
-rank: with one GPU its trials run with one rank. What cannot run here has no column.
+Each trial runs in two fresh processes, one for a rank, which live for 25 seconds at most. It counts
+as supported if it raises nothing and both ranks get the right values. nccl takes one GPU for each
+rank. What cannot run here has no column.
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ def all_gather_into_tensor(r: Rank, dtype: torch.dtype = torch.float32) -> Outco
 
 def all_to_all_single(r: Rank, sizes: list[int]) -> Outcome:
     """Rank t gets sizes[t] elements of each rank."""
-    mine, sizes = sizes[r.rank], sizes[: r.n]
+    mine = sizes[r.rank]
     sent = torch.cat([r.full(10 * r.rank + to, size) for to, size in enumerate(sizes)])
-    splits = [[mine] * r.n, sizes] if sizes != [2] * r.n else []
+    splits = [[mine] * 2, sizes] if sizes != [2, 2] else []
     got = fill(dist.all_to_all_single, r.full(0, mine * r.n), sent, *splits)
     return got.view(r.n, mine), [[10 * source + r.rank] * mine for source in range(r.n)]
 
@@ -167,8 +167,7 @@ def reduction(r: Rank, function: str, op: str = "SUM", dtype: torch.dtype | None
     else:
         sent = r.mine(2 * r.n, dtype)
         got = fill(dist.reduce_scatter_tensor, r.full(0, dtype=dtype), sent, reduce_op)
-    right = OPS[op] if r.n == 2 else 1 if op == "PREMUL_SUM" else 2
-    return None if got is None else (got, r.full(right, dtype=dtype))
+    return None if got is None else (got, r.full(OPS[op], dtype=dtype))
 
 
 part = functools.partial
@@ -221,9 +220,6 @@ PLAIN: dict[str, Trial] = {
         fill(dist.recv_object_list if r.rank else dist.send_object_list,
              r.first(["a", 1]) or [0, 0], 1 - r.rank), ["a", 1]),
 }  # fmt: skip
-# Nobody sends to itself: these need two ranks.
-PEERS = ("send, recv", "recv from any rank", "send with tag", "isend, irecv", "batch_isend_irecv",
-         "send_object_list")  # fmt: skip
 OP_ROWS = (*OPS, *(f"{op} of float32" for op in BITS), "AVG of int32")
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "complex64", "int64",
           "int32", "int16", "int8", "uint8", "bool")  # fmt: skip
@@ -328,7 +324,7 @@ def ranks_for(column: str, gpus: int) -> int:
     """How many ranks its trials have; 0: they cannot run here."""
     backend, device = COLUMNS[column]
     if "nccl" in backend:
-        return min(2, gpus) if dist.is_nccl_available() else 0
+        return 2 if dist.is_nccl_available() and gpus > 1 else 0
     return 2 if device == "cpu" or gpus else 0
 
 
@@ -344,8 +340,6 @@ def run_all() -> dict:
     with tempfile.TemporaryDirectory() as folder:
         for number, name in enumerate(TRIALS):
             for column in filter(ranks.get, COLUMNS):
-                if ranks[column] == 1 and name.removeprefix("functions/") in PEERS:
-                    continue
                 said = attempt(name, column, ranks[column], f"{folder}/{number} {column}")
                 trials[name][column] = said
                 print(name, column, *said.values(), sep=", ", flush=True)
