@@ -38,7 +38,7 @@ faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, 
 
 bench: $(VENV)/ready  ## the chapters against a plain DDP script, a bare loop and PIL, in short
 	$(RUN) tools/benchmark/benchmark.py --train --input --loop --collectives --rounds 2 --steps 6 \
-	    --variants "reference,02,03,03 spawned" $(ARGS)
+	    --variants reference,02,03 $(ARGS)
 
 doctor.pyz:  ## tools/doctor in one file, to be copied to a cluster: python doctor.pyz torchrun ...
 	rm -rf $@.tmp && mkdir $@.tmp && cp -r tools/doctor $@.tmp

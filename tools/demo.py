@@ -1,13 +1,12 @@
 """The demo behind `make demo`: chapter 02 on real JPEG files, from nothing to a curve.
 
-    python tools/demo.py [--seed N]
+    python tools/demo.py
 
 Draws the toy ImageNet into data/toy if it is not there, trains 02_distributed on it with one
 process per GPU (two processes on a machine without one) and names what came out. Every call
 starts a new run folder; an older one is never touched.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -34,11 +33,7 @@ def call(step: str, *words: object) -> None:
         raise SystemExit(f"demo: the command above ended with status {status}")
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0, help="of the training")
-    args = parser.parse_args(argv)
-
+def main() -> None:
     if not (ROOT / DATA).exists():
         call("drawing 2000 JPEG files, 120 MB", sys.executable, "tools/toy_imagenet.py", DATA)
     processes = torch.cuda.device_count() or 2
@@ -50,8 +45,7 @@ def main(argv: list[str] | None = None) -> None:
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", processes, "02_distributed/main.py", "--data", DATA),
         *("--arch", "resnet18", "--image-size", 64, "--epochs", EPOCHS),
-        *("--batch-size", batch_size, "--seed", args.seed),
-        *("--output-dir", run_dir),
+        *("--batch-size", batch_size, "--output-dir", run_dir),
     )
     call("drawing the curve", sys.executable, "tools/plot.py", run_dir)
 

@@ -30,12 +30,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description="Draw the loss and the accuracy of one or more runs into one PNG."
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a chapter's --output-dir")
-    parser.add_argument(
-        "--out",
-        metavar="FILE.png",
-        type=Path,
-        help="a new file; needed for several runs (one run: RUN/curve.png, replaced each time)",
-    )
+    out = "a new file; needed for several runs (one run: RUN/curve.png, replaced each time)"
+    parser.add_argument("--out", metavar="FILE.png", type=Path, help=out)
     args = parser.parse_args(argv)
     if len(args.runs) > len(COLORS):
         parser.error(f"{len(args.runs)} runs: give at most {len(COLORS)}, or colours look alike")
@@ -74,10 +70,8 @@ def draw_run(axes: Axes, run: Run, name: str, colors: Sequence[str], labels: Seq
 
 
 def draw(runs: list[Run], names: list[str]) -> Figure:
-    """The picture: loss on the left, accuracy on the right.
-
-    With one run the colours tell training from validation, with several they tell the runs apart.
-    """
+    """Loss on the left, accuracy on the right. With one run the colours tell training from
+    validation, with several they tell the runs apart."""
     # A Figure of its own, without pyplot, is drawn by Agg: no display is needed.
     figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)

@@ -1,7 +1,5 @@
 """Reads RUN/metrics.jsonl, the log that every chapter writes: one JSON object a line.
 
-The one reader that the tools and the tests share, also for a run that is going on: call it again.
-
 A run that is going on, or that was killed, may end in a half-written line: it is left for later.
 A resumed run appends a new `start` event, and the steps that it does again replace the old ones.
 """
@@ -52,10 +50,7 @@ def run_folder(path: str | Path) -> Path:
 
 
 def read_run(path: str | Path) -> Run:
-    """Read the log of a run, given by its folder or by the file.
-
-    Raises RunLogError where there is none, or none yet, and for a line that no chapter wrote.
-    """
+    """Read the log of a run, given by its folder or by the file."""
     log = run_folder(path) / LOG_NAME
     run = Run(log)
     rows = {"train": run.train, "eval": run.eval}

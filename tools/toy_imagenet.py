@@ -5,13 +5,10 @@
     python 02_distributed/main.py --data toy --arch resnet18 --image-size 64 ...
 
 The pictures are as large as ImageNet's (500x375, a quarter of them portrait), so decoding and
-cropping cost what they cost there. The class is the shape and nothing else: place, colours,
-textures and noise come from one distribution, whatever the class.
+cropping cost what they cost there. The class is the shape and nothing else.
 
-Every picture has a random stream of its own, made from (seed, split, class, index): the same seed
-gives the same bytes with any number of workers (and the same Pillow, NumPy and kind of CPU), and a
-larger --per-class or --classes only adds files. OUT appears when it is complete: until then the
-pictures are in a folder OUT.partial-... beside it, removed when the run fails or is interrupted.
+The same seed gives the same bytes with any number of workers (and the same Pillow, NumPy and kind
+of CPU), and a larger --per-class or --classes only adds files. OUT appears when it is complete.
 """
 
 import argparse
@@ -46,10 +43,7 @@ Task = tuple[Path, str, list[int]]
 def arc(
     start: float, stop: float, points: int = 90, radius: float = 1.0, x: float = 0.0
 ) -> np.ndarray:
-    """Points (n, 2) on a circle around (x, 0), from one angle to another, in degrees.
-
-    The y axis points down, so -90 degrees is the top.
-    """
+    """Points (n, 2) on a circle around (x, 0), between two angles in degrees: -90 is the top."""
     angle = np.radians(np.linspace(start, stop, points))
     return np.stack([x + radius * np.cos(angle), radius * np.sin(angle)], axis=1)
 
@@ -109,10 +103,8 @@ def shape_mask(outline: np.ndarray, width: int, height: int) -> Image.Image:
 
 
 def surface(rng: np.random.Generator, brightness: float, size: tuple[int, int]) -> Image.Image:
-    """RGB picture of two colours around a brightness (0 to 255), mixed by smooth noise.
-
-    The noise has 2 to 30 bumps each way: slow gradients, clouds, streaks, fine grain.
-    """
+    """RGB picture of two colours around a brightness (0 to 255), mixed by smooth noise: slow
+    gradients, clouds, streaks, fine grain."""
     colours = np.clip(brightness + rng.uniform(-45, 45, (2, 3)), 0, 255).astype(int).tolist()
     bumps = np.exp(rng.uniform(np.log(2), np.log(30), 2)).astype(int)
     noise = Image.fromarray(rng.integers(0, 256, bumps, dtype=np.uint8))
@@ -174,11 +166,8 @@ def write_toy_imagenet(
     seed: int = 0,
     workers: int = 1,
 ) -> None:
-    """Write out/train/<class>/*.jpg and out/val/<class>/*.jpg; see the command's help.
-
-    Raises OSError where that fails (FileExistsError: `out` is there already, and stays as it is),
-    BrokenProcessPool when a worker was killed. Nothing half-written is left behind.
-    """
+    """Write out/train/<class>/*.jpg and out/val/<class>/*.jpg; see the command's help. Nothing
+    half-written is left behind where that fails (BrokenProcessPool: a worker was killed)."""
     if out.exists():
         raise FileExistsError(f"{out} exists: name a new folder, or remove it first")
     counts = (per_class, val_per_class or max(1, per_class // 4))

@@ -14,7 +14,6 @@ SUMMARY (.en.md, .zh.md) and chart (.en.svg, .zh.svg). Variants of the training 
     reference     tools/benchmark/reference.py, a plain DDP script: what the ratios are to
     02, 02 bf16   a chapter by its number, then its flags: bf16, fp16 (04), compile
     2 x 01        one process of chapter 01 for each rank, at once, without DDP (N x 01 for N)
-    03 spawned    chapter 03 with its loader workers spawned, not forked
 
 Each round runs every variant once, each round in another order, so that what disturbs the machine
 meets all of them. A run's CPU seconds are those of all its processes, orphans included. `foreign`
@@ -65,7 +64,7 @@ def fail(line: str) -> None:
 def choose_variants(args: argparse.Namespace) -> list[str]:
     """The variants to run, each of them one that can run here."""
     alone = [f"{args.processes} x 01"] * (args.processes > 1)
-    names = ["reference", "02", "02 bf16", "01", "03", "03 spawned", "04", "05", "06", "07", *alone]
+    names = ["reference", "02", "02 bf16", "01", "03", "04", "05", "06", "07", *alone]
     if torch.cuda.is_available():
         names.append("02 bf16 compile")
     if not parts.has_bf16():
@@ -75,12 +74,10 @@ def choose_variants(args: argparse.Namespace) -> list[str]:
     if args.variants:
         names = list(dict.fromkeys(args.variants.split(",")))
     flags = r"0[1-7]( bf16)?( compile)?"
-    known = "|".join(["reference", "03 spawned", flags, "04 fp16( compile)?", *alone])
+    known = "|".join(["reference", flags, "04 fp16( compile)?", *alone])
     for name in names:
         if not re.fullmatch(known, name):
             fail(f"--variants: no {name!r} with --processes {args.processes}, see --help")
-        if name.startswith("05") and not HOROVODRUN.is_file():
-            fail("05 needs Horovod: bash 05_horovod/install.sh")
     return names
 
 
@@ -107,7 +104,6 @@ def command_of(variant: str, args: argparse.Namespace, work: Path, copy: int) ->
     if alone or number == "01":
         return [sys.executable, script, *words]
     if number == "03":
-        script = work / script if variant == "03 spawned" else script
         return [sys.executable, script, *words, "--nprocs", ranks]
     if number == "05":
         start = [HOROVODRUN, "-np", ranks, "--gloo", "-H", f"localhost:{ranks}", sys.executable]
@@ -156,9 +152,6 @@ def compare_training(args: argparse.Namespace, work: Path, result: dict) -> None
     # As many for validation, which has to start its workers: a smaller share of it.
     parts.image_folder(work / "data", pictures, count * args.processes)
     parts.image_folder(work / "data-alone", pictures, count)
-    text = (ROOT / "03_multiprocessing" / "main.py").read_text()
-    (work / "03_multiprocessing").mkdir()
-    (work / "03_multiprocessing" / "main.py").write_text(text.replace('"fork"', '"spawn"'))
     for number in range(args.rounds):
         for variant in rotated(result["settings"]["variants"], number):
             row = {"round": number} | run_variant(variant, args, work)

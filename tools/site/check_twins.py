@@ -1,13 +1,9 @@
-"""What the pages promise in their source: both languages match, and no program code is pasted.
-
-.venv/bin/python tools/site/check_twins.py [DOCS]     (takes a second; DOCS is docs/)
-"""
+"""What the pages promise in their source: both languages match, and no program code is pasted."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -232,13 +228,3 @@ def commands(text: str) -> list[Command]:
                 if words:
                     found.append(Command(words, line.strip(), "run" in fence.classes))
     return found
-
-
-def main(docs: str = str(ROOT / "docs")) -> None:
-    found = problems(Path(docs))
-    print("\n".join(found) or "both languages match")
-    sys.exit(bool(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
