@@ -2,7 +2,6 @@
 
     python tools/check_imagenet.py DIR                             # folders and counts
     python tools/check_imagenet.py DIR --decode                    # every image, as training does
-    python tools/check_imagenet.py DIR --decode --list-bad FILE    # paths of those that are refused
 
 DIR holds train/ and val/, one folder a class in each. What would stop a chapter, or would be passed
 over in silence, is an `error:` here. Exit code: 0 usable, 1 not usable, 2 bad arguments.
@@ -27,7 +26,6 @@ from tqdm import tqdm
 CHAPTER = Path(__file__).parents[1] / "02_distributed/main.py"
 # The rule of every chapter.
 load_image = runpy.run_path(str(CHAPTER))["load_image"]
-SHOWN = 10
 
 
 class Report:
@@ -36,15 +34,15 @@ class Report:
     def __init__(self) -> None:
         self.errors = 0
 
-    def error(self, text: str, details: Iterable[str] = ()) -> None:
-        """What keeps the chapters from training; the first few details stand below it."""
+    def error(self, text: str, details: Iterable[str] = (), most: int = 10) -> None:
+        """What keeps the chapters from training; below it so many details at most."""
         self.errors += 1
         print(f"error: {text}")
         details = sorted(details)
-        for line in details[:SHOWN]:
+        for line in details[:most]:
             print(f"    {line}")
-        if len(details) > SHOWN:
-            print(f"    ... and {len(details) - SHOWN:,} more")
+        if len(details) > most:
+            print(f"    ... and {len(details) - most:,} more")
 
 
 # ---- folders ----
@@ -138,11 +136,7 @@ def check_tree(args: argparse.Namespace) -> int:
         bad = {path: reason for path, reason in said if reason}
         if bad:
             lines = [f"{path} ({reason})" for path, reason in bad.items()]
-            report.error(f"{len(bad):,} files that no chapter can read", lines)
-        if args.list_bad:
-            lines = [f"{path}\n" for path in bad]
-            args.list_bad.write_text("".join(lines), errors="surrogateescape")
-            print(f"wrote their paths to {args.list_bad}")
+            report.error(f"{len(bad):,} files that no chapter can read", lines, len(lines))
 
     if report.errors:
         print(f"not usable, errors: {report.errors}")
@@ -163,13 +157,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--decode", action="store_true", help="decode every image, as training does")
     cpus = len(os.sched_getaffinity(0))
     add("--workers", type=int, default=cpus, metavar="N", help="processes, here %(default)s")
-    add("--list-bad", type=Path, metavar="FILE", help="with --decode: write the paths there")
-    args = parser.parse_args(argv)
-    if args.list_bad and args.list_bad.exists():
-        parser.error(f"--list-bad {args.list_bad} exists: name a new file")
-    if args.list_bad and not args.decode:
-        parser.error("--list-bad goes with --decode, which finds what it lists")
-    return args
+    return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
