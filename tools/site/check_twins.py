@@ -6,6 +6,7 @@ import re
 import shlex
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,6 +105,11 @@ def read_page(text: str) -> Page:
     return page
 
 
+def first_difference(zh: list, en: list) -> str:
+    odd = [(a, b) for a, b in zip_longest(zh, en, fillvalue="ends") if a != b]
+    return f"zh {odd[0][0]}, en {odd[0][1]}" if odd else ""
+
+
 def compared(zh: Page, en: Page) -> list[str]:
     """Where two twins differ; of each kind the first place only, since the rest follows from it."""
     found = []
@@ -112,18 +118,13 @@ def compared(zh: Page, en: Page) -> list[str]:
         ("lines", zh.forms, en.forms),
         ("fences", [f.classes for f in zh.fences], [f.classes for f in en.fences]),
     ):
-        for a, b in zip([*ours, None], [*theirs, None], strict=False):
-            if a != b:
-                found.append(f"{what} differ: zh {a or 'ends'}, en {b or 'ends'}")
-                break
+        if odd := first_difference(ours, theirs):
+            found.append(f"{what} differ: {odd}")
     for a, b in zip(zh.fences, en.fences, strict=False):
         if a.language in TRANSLATED or a.classes != b.classes:
             continue
-        for x, y in zip([*a.without_comments(), None], [*b.without_comments(), None], strict=False):
-            if x != y:
-                place = f"fences at line {a.number} and {b.number} differ"
-                found.append(f"{place}: zh {x or 'ends'}, en {y or 'ends'}")
-                break
+        if odd := first_difference(a.without_comments(), b.without_comments()):
+            found.append(f"fences at line {a.number} and {b.number} differ: {odd}")
     if odd := (zh.links - en.links) + (en.links - zh.links):
         found.append(f"links are not the same: {', '.join(sorted(odd))}")
     return found
