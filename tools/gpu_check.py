@@ -143,7 +143,8 @@ class Box:
         env = SLURM | {"SLURM_JOB_ID": str(os.getpid())} if number == "06" else {}
         self.run([*start, *flags], env)
         log = "evaluate.jsonl" if "--evaluate" in flags else "metrics.jsonl"
-        return [json.loads(line) for line in (self.folder / out / log).read_text().splitlines()]
+        text = (self.folder / out / log).read_text()
+        return [json.loads(line) for line in text.splitlines()]
 
 
 CHECKS: list[tuple[str, str, Callable[[Box], str]]] = []

@@ -28,7 +28,7 @@ from doctor.checks.data import equal_stream
 from doctor.checks.speed import check_devices
 from doctor.ranks import Rank
 from doctor.report import FINDINGS, LANGUAGES, SEVERITIES, Finding, Report, read_words
-from examined import assert_all_ran, contract, examined_text, shown
+from examined import assert_all_ran, examined_text, shown
 
 
 def test_nothing_in_a_right_script(crew: Crew, tmp_path: Path) -> None:
@@ -167,21 +167,6 @@ def test_words_and_pages() -> None:
             file, heading = link.split("#")
             for language in LANGUAGES:
                 assert f"{{#{heading}}}" in (ROOT / "docs" / language / file).read_text(), link
-
-
-def test_contract_of_the_two_halves() -> None:
-    """What EVENTS.md says of writers and readers; examined.py compares it with every run."""
-    doctor = TOOLS / "doctor"
-    both = {"ranks": doctor / "ranks.py"}
-    both |= {file.stem: file for file in (doctor / "checks").glob("*.py")}
-    written = {file.stem: file.read_text() for file in (doctor / "recorder").glob("*.py")}
-    for event, (fields, writer, readers) in contract().items():
-        assert re.search(rf'event\(\s*"{event}"', written[writer]) or event == "figures", event
-        read = "".join(both[reader].read_text() for reader in readers)
-        lost = [name for name in fields if f'"{name}"' not in read and f".{name}" not in read]
-        assert not lost, f"{event}: nobody reads {lost}"
-    names = re.findall(r'event\(\s*"(\w+)"', "".join(written.values()))
-    assert set(names) == set(contract())
 
 
 TOOL = [sys.executable, TOOLS / "doctor"]

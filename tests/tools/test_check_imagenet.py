@@ -138,7 +138,8 @@ def test_broken_files(tree: Path, tmp_path: Path) -> None:
     """A real launch. What the chapters refuse is found, and nothing else is blamed."""
     folder = tree / "train" / CLASSES[1]
     for name, content in USABLE.items():
-        write(folder / name, content)
+        image = tool.load_image(str(write(folder / name, content)))
+        assert len(image) == 3, name
     for name, (content, _) in BROKEN.items():
         write(folder / name, content)
     (folder / "link.jpg").symlink_to("nowhere")

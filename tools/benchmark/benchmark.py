@@ -132,7 +132,8 @@ def run_variant(variant: str, args: argparse.Namespace, work: Path) -> dict:
     copies = args.processes if variant.endswith("x 01") else 1
     commands = [command_of(variant, args, work, copy) for copy in range(copies)]
     # All variants use as many CPUs as there are ranks.
-    environment = {"OMP_NUM_THREADS": str(args.processes if variant.startswith("01") else 1)}
+    threads = args.processes if variant.startswith("01") else 1
+    environment = {"OMP_NUM_THREADS": str(threads)}
     row = run_timed(commands, environment, TIMEOUT, work / "output.txt")
     logs = [work / f"run-{copy}" for copy in range(len(commands))]
     if not row["failed"]:
@@ -234,12 +235,13 @@ def describe(args: argparse.Namespace, argv: list[str]) -> dict:
         versions["cuda"] = torch.version.cuda
     cpu = Path("/proc/cpuinfo").read_text()
     model = re.search(r"^model name\s*: (.*)", cpu, re.MULTILINE)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     machine = {
         "cpu": model[1] if model else platform.machine(),
         "instructions": [name for name in INSTRUCTIONS if re.search(rf"\b{name}\b", cpu)],
         "bf16": parts.has_bf16(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "memory_gib": round(memory / 2**30),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
     wanted = "rounds arch image_size batch_size_per_rank steps processes workers parts"

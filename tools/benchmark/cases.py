@@ -241,7 +241,9 @@ def main() -> None:
     end_on_signals()
     known = all_cases()
     file = RESULTS / "comparison.json"
-    before = json.loads(file.read_text()) if file.exists() else {"versions": {}, "cases": {}}
+    before = {"versions": {}, "cases": {}}
+    if file.exists():
+        before = json.loads(file.read_text())
     written = before["cases"] if args.write else {}
     for name in args.cases or known:
         with tempfile.TemporaryDirectory(prefix="cases-") as folder:

@@ -71,7 +71,8 @@ def draw_pictures(folder: Path, count: int, width: int, height: int) -> list[Pat
         coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
         picture = coarse.resize((width, height), Image.Resampling.BICUBIC)
         noise = rng.normal(0, GRAIN[width, height], (height, width, 1)).astype(np.float32)
-        pixels = (np.asarray(picture, dtype=np.float32) + noise).clip(0, 255).astype(np.uint8)
+        pixels = np.asarray(picture, dtype=np.float32) + noise
+        pixels = pixels.clip(0, 255).astype(np.uint8)
         Image.fromarray(pixels).save(path, quality=90)
     return paths
 

@@ -67,7 +67,8 @@ def why_failed(statuses: list[int], log: Path) -> str | None:
     bad = [status for status in statuses if status]
     if not bad:
         return None
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    text = log.read_text(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     told = (errors or lines[::-1] or ["silent"])[0]
     return f"status {bad[0]}: {told[:200]}"
