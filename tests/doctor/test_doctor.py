@@ -86,7 +86,8 @@ def test_three_ranks(tmp_path: Path) -> None:
             text = faults.broken(fault) if fault else faults.RIGHT.read_text()
             report = examined_text(crew, text, folder, 3)["en"]
             serious = {f.id for f in report.findings if f.severity in SEVERITIES[:2]}
-            assert serious == ({fault.split(":")[0]} if fault else set()), (fault, report.findings)
+            wanted = {fault.split(":")[0]} if fault else set()
+            assert serious == wanted, (fault, report.findings)
 
 
 def test_same_stream(crew: Crew, tmp_path: Path) -> None:
@@ -207,8 +208,9 @@ def test_ctrl_c(tmp_path: Path) -> None:
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     result = finish(process, 100)
-    assert result.returncode == 0 and "ended: ctrl-c" in result.stdout, result.output
-    assert "Nothing found." in result.stdout and "same_order" in result.stdout
+    assert result.returncode == 0, result.output
+    for said in ("ended: ctrl-c", "Nothing found.", "same_order"):
+        assert said in result.stdout, result.output
 
 
 def test_steps(tmp_path: Path) -> None:
@@ -288,15 +290,18 @@ def test_annotations(tmp_path: Path) -> None:
     [line] = [line for line in result.stdout.splitlines() if line.startswith("::")]
     fields, _, text = line.removeprefix("::error ").partition("::")
     place = dict(field.split("=") for field in fields.split(","))
-    saved = (tmp_path / "script.py").read_text().splitlines()[int(place["line"]) - 1]
-    assert "torch.save" in saved and place["file"] == "script.py"
-    assert place["title"] == "doctor%3A shared_file" and text.startswith("Ranks 0, 1 all write")
+    lines = (tmp_path / "script.py").read_text().splitlines()
+    assert "torch.save" in lines[int(place["line"]) - 1]
+    assert place["file"] == "script.py"
+    assert place["title"] == "doctor%3A shared_file"
+    assert text.startswith("Ranks 0, 1 all write")
     assert result.returncode == 1
 
     words = [*TOOL, "--lang", "en", "--allow", "shared_file,same_order", *command]
     result = run(words, tmp_path, 100, env=env)
-    assert result.returncode == 0 and "::notice file=script.py" in result.stdout, result.output
-    assert "NOTE  shared_file" in result.stdout and "Allowed by --allow." in result.stdout
+    assert result.returncode == 0, result.output
+    for said in ("::notice file=script.py", "NOTE  shared_file", "Allowed by --allow."):
+        assert said in result.stdout, result.output
 
 
 def test_one_file(tmp_path: Path) -> None:
