@@ -65,9 +65,8 @@ def limits(device: str) -> None:
     except OSError:
         wrong.append(f"the host name {name} has no address: add it to /etc/hosts, or "
                      "export GLOO_SOCKET_IFNAME=lo if all ranks are here")  # fmt: skip
-    chosen = {key: os.environ[key] for key in os.environ if key.endswith("SOCKET_IFNAME")}
     text = f"{shm:.1f} GiB free in /dev/shm, {files} open files, {name} is {address}"
-    tell(wrong=wrong, text=text, interfaces=chosen)
+    tell(wrong=wrong, text=text)
 
 
 def apex(device: str) -> None:
