@@ -35,9 +35,6 @@ CASES = "tests/doctor/test_cases.py::test_case"
 # By the test that notices them: what is lost, in how many files at least, and the patch.
 # fmt: off
 PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
-    f"{SAMPLING}::test_a_run_shuffles_anew_each_epoch[01_dataparallel-1]": [
-        ("set_epoch", 7, "train_loader.sampler.set_epoch(epoch)", "pass"),
-    ],
     f"{EQUAL}::test_trains_as_one_process_would[02_distributed-2-float64]": [
         ("the gradient all-reduce of DDP", 5,
          "model = DistributedDataParallel(model, gradient_as_bucket_view=True)", "pass"),
@@ -66,6 +63,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the epoch in the seed", 7, "epoch * world_size + rank", "rank"),
     ],
     f"{EQUAL}::test_trains_as_one_process_would[01_dataparallel-1-float64]": [
+        ("set_epoch", 7, "train_loader.sampler.set_epoch(epoch)", "pass"),
         ("the seed of the order", 7, "seed=args.seed, drop_last", "drop_last"),
         ("the linear scaling rule", 7, "args.lr * args.batch_size / 256", "args.lr"),
         ("the warm-up", 7, "if epochs < warmup:", "if False:"),
@@ -200,14 +198,12 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("Horovod's optimizer", 1,
          "optimizer = hvd.DistributedOptimizer(  # [dist]\n        optimizer,",
          "optimizer = (lambda bare, *_, **__: bare)(\n        optimizer,"),
+        ("Horovod's broadcast of weights", 1,
+         "hvd.broadcast_parameters(model.state_dict(), root_rank=0)", "pass"),
     ],
     f"{EVAL}::test_every_count_is_exact[05_horovod-2]": [
         ("Horovod's sum", 1, "hvd.allreduce(tensor, op=hvd.Sum)", "hvd.allreduce(tensor)"),
         ("the result of Horovod's sum", 1, "return total", "return tensor"),
-    ],
-    f"{EQUAL}::test_all_ranks_end_alike[05_horovod-2]": [
-        ("Horovod's broadcast of weights", 1,
-         "hvd.broadcast_parameters(model.state_dict(), root_rank=0)", "pass"),
     ],
     f"{EVAL}::test_the_model_of_rank_0_is_evaluated[05_horovod-2]": [
         ("Horovod's broadcast of buffers", 1,
