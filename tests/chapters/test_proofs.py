@@ -67,3 +67,11 @@ def test_every_architecture_trains(arch: str, crew: Crew) -> None:
     """Any torchvision model that --arch takes returns logits, and every parameter of it takes part
     in the loss, which DistributedDataParallel insists on."""
     assert crew.run(one_step, arch, timeout=600) == [(2, 7)]
+
+
+def test_toy_learns(crew: Crew, tmp_path: Path) -> None:
+    """From chance, 10 %, to most of the generated images, with BatchNorm."""
+    argv = ["--synthetic", "480", "--arch", "resnet18", "--image-size", "32", "--epochs", "4"]
+    argv += ["--batch-size", "24", "--workers", "0", "--output-dir", str(tmp_path)]
+    crew.run(call_main, "02_distributed", argv, world_size=2, timeout=600)
+    assert rows(tmp_path, "eval")[-1]["acc1"] > 80
