@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from itertools import product
 from pathlib import Path
@@ -14,18 +13,10 @@ import torch
 from crew import Crew, call_main
 from harness import AS_OTHERS, CHAPTERS, assert_same, events, load_chapter, load_state, rows
 from tiers import table
-from with_tiny_model import stateful, tiny_float64
+from with_tiny_model import save_every_epoch, stateful, tiny_float64
 
 WORLD_SIZES = {"01_dataparallel": 1, "02_distributed": 2, "03_multiprocessing": 3}
 BATCH = ["--batch-size", "12", "--image-size", "16"]
-
-
-def save_every_epoch(folder: Path, state: dict, is_best: bool) -> None:
-    """In place of save_checkpoint, which only rank 0 may call: every epoch's file is kept, as a
-    killed run would leave it."""
-    assert os.environ["CREW_RANK"] == "0"
-    torch.save(state, folder / "checkpoint.pt")
-    torch.save(state, folder / f"after{state['epoch']}.pt")
 
 
 def train(crew: Crew, chapter: str, world_size: int, argv: list, **patches: Any) -> list[dict]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -37,9 +37,16 @@ def normalised(images: Tensor) -> Tensor:
     return (images.float() - 255 * mean) / (255 * std)
 
 
-def train_plainly(build: Callable, lr: float, epochs: int = EPOCHS) -> tuple[nn.Module, list]:
+def train_plainly(
+    build: Callable,
+    lr: float,
+    epochs: int = EPOCHS,
+    skipped: Collection[int] = (),
+    clip: float = math.inf,
+) -> tuple[nn.Module, list]:
     """The recipe of the chapters without any of their code, nor torch's optimizers, schedules,
-    losses, loaders and samplers. Returns the model and the momentum of each parameter."""
+    losses, loaders and samplers. Steps that are skipped, counted from 0, leave weights and momentum
+    as they are. Returns the model and the momentum of each parameter."""
     data, _, classes = load_chapter(CHAPTERS[0]).build_datasets(
         load_chapter(CHAPTERS[0]).build_parser().parse_args(arguments(Path("unused"), lr))
     )
@@ -68,9 +75,12 @@ def train_plainly(build: Callable, lr: float, epochs: int = EPOCHS) -> tuple[nn.
             loss = -((1 - LABEL_SMOOTHING) * right + smooth).mean()
             with torch.no_grad():
                 gradients = torch.autograd.grad(loss, parameters)
+                norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+                bounded = min(1.0, clip / norm.item())
                 for p, gradient, speed in zip(parameters, gradients, momentum, strict=True):
-                    speed.mul_(0.9).add_(gradient + WEIGHT_DECAY * p)
-                    p -= rate * speed
+                    if step not in skipped:
+                        speed.mul_(0.9).add_(bounded * gradient + WEIGHT_DECAY * p)
+                        p -= rate * speed
             step += 1
     return model, momentum
 
