@@ -38,11 +38,7 @@ def normalised(images: Tensor) -> Tensor:
 
 
 def train_plainly(
-    build: Callable,
-    lr: float,
-    epochs: int = EPOCHS,
-    skipped: Collection[int] = (),
-    clip: float = math.inf,
+    build: Callable, lr: float, epochs: int = EPOCHS, skipped: Collection[int] = ()
 ) -> tuple[nn.Module, list]:
     """The recipe of the chapters without any of their code, nor torch's optimizers, schedules,
     losses, loaders and samplers. Steps that are skipped, counted from 0, leave weights and momentum
@@ -75,11 +71,9 @@ def train_plainly(
             loss = -((1 - LABEL_SMOOTHING) * right + smooth).mean()
             with torch.no_grad():
                 gradients = torch.autograd.grad(loss, parameters)
-                norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
-                bounded = min(1.0, clip / norm.item())
                 for p, gradient, speed in zip(parameters, gradients, momentum, strict=True):
                     if step not in skipped:
-                        speed.mul_(0.9).add_(bounded * gradient + WEIGHT_DECAY * p)
+                        speed.mul_(0.9).add_(gradient + WEIGHT_DECAY * p)
                         p -= rate * speed
             step += 1
     return model, momentum
