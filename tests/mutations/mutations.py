@@ -213,11 +213,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the processes in the rank", 1,
          'int(env["SLURM_PROCID"]) * procs', 'int(env["SLURM_PROCID"])'),
         ("a process for each GPU of a node", 1, "return max(1, gpus)", "return 1"),
-    ],
-    f"{RANKS}::test_the_meeting_place": [
         ("the first node", 1, 'env["MASTER_ADDR"] = nodes[0]', 'env["MASTER_ADDR"] = nodes[-1]'),
-    ],
-    f"{RANKS}::test_a_task_that_sees_its_own_gpus": [
         ("the GPU of --gpus-per-task", 1,
          "if not 0 < torch.cuda.device_count() <= procs:", "if True:"),
     ],
@@ -229,15 +225,13 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the stop of all ranks at a log line", 1, "totals[3] = len(ASKED_TO_STOP)", "pass"),
         ("the stop of all ranks between epochs", 1,
          "return bool(all_reduce_sum(asked))", "return bool(asked)"),
+        ("the images done before a stop", 1,
+         "islice(super().__iter__(), self.done, None)", "super().__iter__()"),
         ("the status of a stop", 1, "raise SystemExit(STOPPED)\n\n\n@", "pass\n\n\n@"),
     ],
     f"{RANKS}::test_loader_workers_survive": [
         ("loader workers that a stop leaves alone", 1,
          "signal.signal(stop_signal, signal.SIG_IGN)\n\n\ndef", "pass\n\n\ndef"),
-    ],
-    f"{RANKS}::test_sampler[1-50]": [
-        ("the images done before a stop", 1,
-         "islice(super().__iter__(), self.done, None)", "super().__iter__()"),
     ],
     f"{RANKS}::test_stop_between_two_looks": [
         ("other randomness after a stop", 1, " + done * 15_485_863", ""),
