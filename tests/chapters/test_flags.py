@@ -248,21 +248,6 @@ def test_sync_bn(chapter: str) -> None:
     assert type(model.norm).__name__ == "SyncBatchNorm"  # Horovod has one of its own
 
 
-def test_gpus() -> None:
-    """01 on a machine that seems to have four GPUs: which hold the weights, which get images."""
-    module, used = load_chapter(ALONE), []
-    args = module.build_parser().parse_args(["--synthetic", "--gpus", "2,0"])
-    with (
-        mock.patch("torch.cuda.device_count", return_value=4),
-        mock.patch("torch.cuda.is_available", return_value=True),
-        mock.patch("torch.cuda.set_device", used.append),
-        mock.patch.object(module, "DataParallel", lambda model, gpus: used.append(gpus)),
-    ):
-        device = module.setup_distributed(args)[2]
-        module.wrap_model(args, Watched())
-    assert (str(device), used) == ("cuda:2", [device, [2, 0]])
-
-
 def test_places_of_spawned_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """03 without starting anything: how many it spawns, and the environment of local rank 1."""
     module, env, spawned = load_chapter(SPAWNS), {}, []
