@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from argparse import Namespace
 
 import pytest
 import torch
@@ -38,35 +37,34 @@ def test_threads_compute_in_bfloat16() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "bf16", "wrapped", "inner"),
+    ("words", "gpus", "used", "in_bf16"),
     [
-        (2, True, True, True),
-        (2, False, True, False),
-        (1, True, False, False),
-        (0, True, False, False),
+        ("--bf16", 2, [0, 1], True),
+        ("", 2, [0, 1], False),
+        ("--gpus 2,0", 4, [2, 0], False),
+        ("--bf16", 1, [0], False),
+        ("--bf16", 0, [], False),
     ],
 )
-def test_wrapped_where_there_are_threads(
-    gpus: int, bf16: bool, wrapped: bool, inner: bool, monkeypatch: pytest.MonkeyPatch
+def test_gpus(
+    words: str, gpus: int, used: list[int], in_bf16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bare model stays as it is, for the checkpoint; torch's DataParallel itself needs GPUs."""
-
-    class Recorded(nn.Module):
-        def __init__(self, module: nn.Module, device_ids: list[int]) -> None:
-            super().__init__()
-            self.module, self.device_ids = module, device_ids
-
+    """Which hold the weights, and which get images. Where there are threads the bare model is
+    wrapped, and stays as it is for the checkpoint; torch's DataParallel itself needs GPUs."""
+    wrapped, device = [], torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(CHAPTER, "DataParallel", Recorded)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(CHAPTER, "DataParallel", lambda *given: wrapped.append(given))
     bare = nn.Linear(4, 3)
-    args = Namespace(gpus=None, bf16=bf16, compile=False)
+    args = CHAPTER.build_parser().parse_args(["--synthetic", *words.split()])
+    if used:
+        device = torch.device("cuda", used[0])
+    assert CHAPTER.setup_distributed(args) == (0, 1, device)
     model = CHAPTER.wrap_model(args, bare)
-    assert isinstance(model, Recorded) == wrapped
-    if wrapped:
-        assert model.device_ids == list(range(gpus))
-        assert isinstance(model.module, CHAPTER.InBfloat16) == inner
-        assert (model.module.model if inner else model.module) is bare
-    else:
-        assert model is bare
-    assert bare.state_dict().keys() == {"weight", "bias"}
+    if len(used) < 2:
+        assert model is bare and not wrapped
+        return
+    ((inner, devices),) = wrapped
+    assert devices == used and isinstance(inner, CHAPTER.InBfloat16) == in_bf16
+    assert (inner.model if in_bf16 else inner) is bare

@@ -18,6 +18,7 @@ import torch
 from crew import Crew
 from harness import CHAPTERS, HOROVOD, ROOT, flags_of, load_chapter, load_state, rows
 from refusals import ALONE, HUB, RANKED, SPAWNS, call
+from tiers import table
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -178,7 +179,8 @@ def watched(module: Any, seen: dict) -> Iterator[None]:
         mock.patch.object(module, "DataLoader", wraps=DataLoader) as loaders,
     ):
         yield
-    seen["models"] = [(made.args[0], made.kwargs.get("weights")) for made in models.call_args_list]
+    seen["archs"] = {made.args[0] for made in models.call_args_list}
+    seen["weights"] = [made.kwargs.get("weights") for made in models.call_args_list]
     seen["compiled"] = steps.call_count
     words = [word for made in joined.call_args_list for word in made.kwargs.values()]
     seen["timeouts"] = [word for word in words if isinstance(word, timedelta)]
@@ -192,7 +194,7 @@ def observe(chapter: str, argv: list[str], cwd: Path) -> dict:
     answer = call(chapter, argv, cwd, lambda module: watched(module, seen))
     assert answer["exit"] is None, answer
     mean = load_state(cwd / "out/checkpoint.pt")["model"]["body.weight"].mean().item()
-    seen["fetched"] = (seen["models"], mean > 2, "head.bias keeps random" in answer["stdout"])
+    seen["fetched"] = (seen["weights"], mean > 2, "head.bias keeps random" in answer["stdout"])
     return seen
 
 
@@ -201,18 +203,14 @@ BASE = "--synthetic 32 --arch resnet18 --image-size 8 --epochs 2 --batch-size 8 
 BASE += " --output-dir out"
 # What is typed, where to look for the difference, and what must be there.
 CHANGES = {
-    "--arch": ("--arch alexnet", "models", [("alexnet", None)]),
+    "--arch": ("--arch alexnet", "archs", {"alexnet"}),
     "--image-size": ("--image-size 12", "sizes", {(12, 12)}),
     "--workers": ("--workers 1", "workers", [1, 1]),
     "--bf16": ("--bf16", "types", {(True, "torch.bfloat16"), (False, "torch.bfloat16")}),
     # Of the steps of training only: evaluation takes the bare model.
     "--compile": ("--compile", "compiled", 8),
     # Its own weights, then those that it fetches; they are used; and what they lack is told.
-    "--pretrained": (
-        "--pretrained",
-        "fetched",
-        ([("resnet18", None), ("resnet18", "DEFAULT")], True, True),
-    ),
+    "--pretrained": ("--pretrained", "fetched", ([None, "DEFAULT"], True, True)),
     "--dist-timeout": ("--dist-timeout 77", "timeouts", [timedelta(seconds=77)]),
 }
 # Half of all tests would fail without these; --sync-bn: below.
@@ -224,31 +222,15 @@ IN_THE_PLAIN_LOOP = "--lr --warmup-epochs --weight-decay --label-smoothing --see
 assert {*CHANGES, *USED_EVERYWHERE.split(), *IN_THE_PLAIN_LOOP.split()} == set(DEFAULTS)
 
 
-@pytest.fixture(scope="module")
-def observed() -> dict:
-    """What has been seen of runs without a flag: seen once, compared with often."""
-    return {}
-
-
-@pytest.mark.parametrize(
-    ("chapter", "flag"),
-    [
-        pytest.param(chapter, flag, marks=() if chapter == HUB else pytest.mark.proof)
-        for chapter in CHAPTERS
-        for flag in flags_of(chapter)
-        if flag in CHANGES
-    ],
-)
-def test_changes_something(
-    crew: Crew, chapter: str, flag: str, observed: dict, tmp_path: Path
-) -> None:
-    """The same run with and without the flag: they differ where they should, as they should."""
-    words, look, expected = CHANGES[flag]
-    if chapter not in observed:
-        (observed[chapter],) = crew.run(observe, chapter, BASE.split(), tmp_path / "without")
-    argv = [*BASE.split(), *words.split()]
-    (seen,) = crew.run(observe, chapter, argv, tmp_path / "with")
-    assert seen[look] == expected != observed[chapter][look]
+@pytest.mark.parametrize("chapter", table(CHAPTERS, [HUB]))
+def test_each_changes_something(crew: Crew, chapter: str, tmp_path: Path) -> None:
+    """A run without these flags and one with all of them: each is seen in its own place."""
+    changes = [change for flag, change in CHANGES.items() if flag in flags_of(chapter)]
+    words = " ".join([BASE, *(words for words, _, _ in changes)])
+    (without,) = crew.run(observe, chapter, BASE.split(), tmp_path / "without")
+    (seen,) = crew.run(observe, chapter, words.split(), tmp_path / "with")
+    for words, look, expected in changes:
+        assert seen[look] == expected != without[look], words
 
 
 @pytest.mark.parametrize("chapter", RANKED)
@@ -264,21 +246,6 @@ def test_sync_bn(chapter: str) -> None:
     ):
         module.wrap_model(args, model)
     assert type(model.norm).__name__ == "SyncBatchNorm"  # Horovod has one of its own
-
-
-def test_gpus() -> None:
-    """01 on a machine that seems to have four GPUs: which hold the weights, which get images."""
-    module, used = load_chapter(ALONE), []
-    args = module.build_parser().parse_args(["--synthetic", "--gpus", "2,0"])
-    with (
-        mock.patch("torch.cuda.device_count", return_value=4),
-        mock.patch("torch.cuda.is_available", return_value=True),
-        mock.patch("torch.cuda.set_device", used.append),
-        mock.patch.object(module, "DataParallel", lambda model, gpus: used.append(gpus)),
-    ):
-        device = module.setup_distributed(args)[2]
-        module.wrap_model(args, Watched())
-    assert (str(device), used) == ("cuda:2", [device, [2, 0]])
 
 
 def test_places_of_spawned_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,12 +69,9 @@ def test_every_architecture_trains(arch: str, crew: Crew) -> None:
     assert crew.run(one_step, arch, timeout=600) == [(2, 7)]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_toy_learns_at_any_world_size(world_size: int, crew: Crew, tmp_path: Path) -> None:
-    """On generated images, with BatchNorm, whatever the number of ranks."""
+def test_toy_learns(crew: Crew, tmp_path: Path) -> None:
+    """From chance, 10 %, to most of the generated images, with BatchNorm."""
     argv = ["--synthetic", "480", "--arch", "resnet18", "--image-size", "32", "--epochs", "4"]
-    argv += ["--batch-size", "24", "--workers", "0", "--output-dir", str(tmp_path / "run")]
-    crew.run(call_main, "02_distributed", argv, world_size=world_size, timeout=600)
-    losses = [row["loss"] for row in rows(tmp_path / "run", "train")]
-    assert losses[-1] < losses[0] / 3
-    assert rows(tmp_path / "run", "eval")[-1]["acc1"] > 80
+    argv += ["--batch-size", "24", "--workers", "0", "--output-dir", str(tmp_path)]
+    crew.run(call_main, "02_distributed", argv, world_size=2, timeout=600)
+    assert rows(tmp_path, "eval")[-1]["acc1"] > 80

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from itertools import product
 from pathlib import Path
@@ -14,16 +13,10 @@ import torch
 from crew import Crew, call_main
 from harness import AS_OTHERS, CHAPTERS, assert_same, events, load_chapter, load_state, rows
 from tiers import table
-from with_tiny_model import stateful, tiny_float64
+from with_tiny_model import save_every_epoch, stateful, tiny_float64
 
 WORLD_SIZES = {"01_dataparallel": 1, "02_distributed": 2, "03_multiprocessing": 3}
 BATCH = ["--batch-size", "12", "--image-size", "16"]
-
-
-def save_every_epoch(folder: Path, state: dict, is_best: bool) -> None:
-    """In place of save_checkpoint: every epoch's file is kept, as a killed run would leave it."""
-    torch.save(state, folder / "checkpoint.pt")
-    torch.save(state, folder / f"after{state['epoch']}.pt")
 
 
 def train(crew: Crew, chapter: str, world_size: int, argv: list, **patches: Any) -> list[dict]:
@@ -208,23 +201,6 @@ def test_best_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         save(tmp_path, {"epoch": 2, "best_acc1": 20.0}, True)
     rolling, best = (load_state(tmp_path / name) for name in ("checkpoint.pt", "best.pt"))
     assert best["best_acc1"] >= rolling["best_acc1"]
-
-
-def note_the_writer(folder: Path, state: dict, is_best: bool) -> None:
-    """In place of save_checkpoint: leave a file named after the rank that came here."""
-    (folder / f"saved-by-{os.environ['CREW_RANK']}").touch()
-
-
-@pytest.mark.parametrize(
-    "chapter", table([c for c in CHAPTERS if c != "01_dataparallel"], ["02_distributed"])
-)
-def test_rank_0_alone_writes(chapter: str, crew: Crew, tmp_path: Path) -> None:
-    argv = ["--synthetic", 24, *BATCH, "--epochs", 2, "--workers", 0, "--output-dir", tmp_path]
-    patches = {"build_model": tiny_float64, "save_checkpoint": note_the_writer}
-    answers = train(crew, chapter, 3, argv, **patches)
-    assert [path.name for path in tmp_path.glob("saved-by-*")] == ["saved-by-0"]
-    assert len(rows(tmp_path, "start")) == 1 and len(rows(tmp_path, "eval")) == 2
-    assert answers[0]["stdout"] and not answers[1]["stdout"] and not answers[2]["stdout"]
 
 
 def test_the_best_survives_a_resume(crew: Crew, tmp_path: Path) -> None:

@@ -1,22 +1,21 @@
-"""Sampling: which images each rank gets in which epoch, and that each look at one is a new one."""
+"""Sampling: which images each rank gets in which epoch, and that each look at one is a new one.
+
+(That a run shuffles anew in each epoch: test_equivalence.py, whose plain loop does.)
+"""
 
 from __future__ import annotations
 
 from itertools import combinations
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 from crew import Crew, call_main
 from harness import CHAPTERS, SLURM, load_chapter
 from tiers import table
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset
 from with_tiny_model import tiny_float32
 
 WORLD_SIZES = {"01_dataparallel": (1,)}
-CASES = [(chapter, size) for chapter in CHAPTERS for size in WORLD_SIZES.get(chapter, (1, 2, 3))]
-AT_TWO = [case for case in CASES if case[1] == max(WORLD_SIZES.get(case[0], (2,)))]
 # build_loaders is the same in all chapters but 06, which test_static.py holds.
 LOADERS = ["02_distributed", SLURM]
 BATCH, EPOCHS = 12, 4
@@ -68,45 +67,10 @@ def test_each_image_at_most_once(chapter: str, images: int) -> None:
             assert images == BATCH or one[0][0] != other[0][0]
 
 
-def note_targets(args: object, model: object, loader: DataLoader, *others: object) -> None:
-    """In place of train_one_epoch: note what comes."""
-    NOTED.append([targets.tolist() for _, targets in loader])
-
-
-def numbered_sets(args: SimpleNamespace) -> tuple[Dataset, Dataset, int]:
-    """In place of build_datasets: training images with their number as the target."""
-    images, numbers = torch.zeros(50, 3, 8, 8, dtype=torch.uint8), torch.arange(50)
-    return TensorDataset(images, numbers), TensorDataset(images[:3], 0 * numbers[:3]), 10
+# ------------------------------------------------------------------------------------ augmentation
 
 
 NOTED: list = []
-
-
-def noted_by_run(chapter: str, argv: list[str]) -> list[list[list[int]]]:
-    """In a crew member: the image numbers that train_one_epoch got from run, by epoch and step."""
-    NOTED.clear()
-    patches = {"train_one_epoch": note_targets, "build_datasets": numbered_sets}
-    answer = call_main(chapter, argv, patches | {"build_model": tiny_float32})
-    assert answer["exit"] is None, answer
-    return NOTED[:]
-
-
-@pytest.mark.parametrize(("chapter", "world_size"), table(CASES, AT_TWO))
-def test_a_run_shuffles_anew_each_epoch(
-    chapter: str, world_size: int, crew: Crew, tmp_path: Path
-) -> None:
-    """It tells the sampler its epoch: the orders are those of DistributedSampler's recipe."""
-    argv = ["--synthetic", "50", "--batch-size", str(BATCH), "--epochs", str(EPOCHS)]
-    argv += ["--seed", "5", "--workers", "0", "--image-size", "8", "--output-dir", str(tmp_path)]
-    answers = crew.run(noted_by_run, chapter, argv, world_size=world_size)
-    assert [len(answer) for answer in answers] == [EPOCHS] * world_size
-    for epoch in range(EPOCHS):
-        order = torch.randperm(50, generator=torch.Generator().manual_seed(5 + epoch)).tolist()
-        for rank, answer in enumerate(answers):
-            assert sum(answer[epoch], []) == order[rank:48:world_size]
-
-
-# ------------------------------------------------------------------------------------ augmentation
 
 
 def note_images(args: object, model: object, loader: DataLoader, *others: object) -> None:

@@ -16,21 +16,17 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from crew import Crew, call_main
 from harness import LAUNCHER_VARIABLES, SLURM, events, load_chapter, load_state, rows
 from plain_training import (
-    BATCH,
     EPOCHS,
     HIGH_RATE,
     IMAGES,
-    SEED,
     arguments,
     assert_is_plain_training,
     assert_one_run,
 )
 from torch import Tensor
-from torch.utils.data import DataLoader
 from with_tiny_model import tiny_float64
 
 USR1, TERM = signal.SIGUSR1, signal.SIGTERM
@@ -52,98 +48,67 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 # ------------------------------------------------------------------------------- ranks from srun
 
 
-def variables(tasks: list[int], gpus: int = 0, cyclic: bool = False, **more: str) -> list[dict]:
-    """What srun sets for each task of a step with so many tasks on its nodes."""
-    places = [(node, local) for node, number in enumerate(tasks) for local in range(number)]
-    if cyclic:  # --distribution=cyclic deals the tasks out to the nodes in turn
-        places.sort(key=lambda place: (place[1], place[0]))
+def task(number: int, local: int, tasks: int, nodes: int, gpus: int, **more: str) -> dict[str, str]:
+    """What srun sets for a task: its number in the step and on its node; and of the step, how many
+    tasks, nodes and GPUs of a node."""
+    ids = {"SLURM_PROCID": number, "SLURM_LOCALID": local, "SLURM_JOB_ID": 4711}
+    step = {"SLURM_STEP_ID": 0, "SLURM_STEP_NUM_TASKS": tasks, "SLURM_STEP_NUM_NODES": nodes}
+    step |= {"SLURM_STEP_NODELIST": "n[1-9]"} | ({"SLURM_GPUS_ON_NODE": gpus} if gpus else {})
     # The step may be a part of its job: what belongs to the whole job must not matter.
-    step = {"SLURM_NTASKS": "99", "SLURM_TASKS_PER_NODE": "99", "SLURM_JOB_NODELIST": "other"}
-    step |= {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-9]"}
-    step |= {"SLURM_STEP_NUM_TASKS": str(sum(tasks)), "SLURM_STEP_NUM_NODES": str(len(tasks))}
-    step |= {"SLURM_GPUS_ON_NODE": str(gpus)} if gpus else {}
-    ids = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
-    return [
-        step | dict(zip(ids, map(str, (number, *place)), strict=True)) | more
-        for number, place in enumerate(places)
-    ]
+    job = {"SLURM_NTASKS": 99, "SLURM_TASKS_PER_NODE": 99, "SLURM_JOB_NODELIST": "other"}
+    return {name: str(value) for name, value in (ids | step | job).items()} | more
 
 
-# tasks of the nodes, GPUs of each node, --procs-per-task (0: left out), processes of each task.
+# A task, --procs-per-task (0: left out), how many GPUs it sees; and of each of its processes the
+# rank, of how many, and the local rank. (All ranks of a step together: test_slurm.py.)
 REQUESTS = {
-    "one task": ([1], 0, 0, 1),
-    "a task per GPU": ([4, 4], 4, 0, 1),
-    "CPUs, very uneven": ([1, 3, 3, 2], 0, 0, 1),
-    "CPUs, three processes in each task": ([1, 1], 0, 3, 3),
-    "a task per node, 8 GPUs": ([1, 1, 1], 8, 0, 8),
-    "2 tasks per node with 2 GPUs each": ([2, 2], 4, 2, 2),
-    "not all GPUs, as was asked for": ([1, 1], 4, 3, 3),
+    "one task": (task(0, 0, 1, 1, 0), 0, 0, ["0/1 0"]),
+    "a task per GPU": (task(5, 1, 8, 2, 4), 0, 4, ["5/8 1"]),
+    "dealt out to the nodes in turn": (task(5, 2, 8, 2, 4), 0, 4, ["5/8 2"]),
+    "CPUs, uneven": (task(8, 1, 9, 4, 0), 0, 0, ["8/9 1"]),
+    "CPUs, processes in each task": (task(1, 0, 2, 2, 0), 3, 0, ["3/6 0", "4/6 1", "5/6 2"]),
+    "a task per node": (task(2, 0, 3, 3, 2), 0, 2, ["4/6 0", "5/6 1"]),
+    "2 tasks per node with 2 GPUs each": (task(3, 1, 4, 2, 4), 2, 4, ["6/8 2", "7/8 3"]),
+    "not all GPUs, as was asked for": (task(1, 0, 2, 2, 4), 2, 4, ["2/4 0", "3/4 1"]),
+    "--gpus-per-task 1, counted from 0": (task(1, 1, 2, 1, 2), 0, 1, ["1/2 0"]),
+    "--gpus-per-task 2": (task(1, 1, 2, 1, 4), 2, 2, ["2/4 0", "3/4 1"]),
 }
-ONE_NODE = mock.patch("subprocess.check_output", side_effect=AssertionError("asks for nodes"))
 
 
 def place_of(
     chapter: ModuleType, env: dict, number: int = 0, procs: int = 1, visible: int = 0
 ) -> dict[str, str]:
-    """What process `number` of a task finds in its environment, on a machine that shows GPUs."""
+    """What process `number` of a task finds in its environment, on a machine that shows GPUs. Slurm
+    is asked for the first node only where one is needed and not given."""
     nodes = mock.patch("subprocess.check_output", return_value="n1\nn2\n")
     gpus = mock.patch("torch.cuda.device_count", return_value=visible)
     with mock.patch.dict(os.environ, env), nodes as asked, gpus:
         chapter.join_slurm(number, procs)
-        if asked.called:
-            assert asked.call_args.args[0][:3] == ["scontrol", "show", "hostnames"]
-            assert asked.call_args.args[0][3] == env["SLURM_STEP_NODELIST"]
+        words = [call.args[0] for call in asked.call_args_list]
+        alone = env["SLURM_STEP_NUM_NODES"] == "1" or "MASTER_ADDR" in env
+        assert words == ([] if alone else [["scontrol", "show", "hostnames", "n[1-9]"]])
         return dict(os.environ)
 
 
-@pytest.mark.parametrize("cyclic", [False, True], ids=["block", "cyclic"])
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
-def test_ranks(
-    request_: tuple, cyclic: bool, chapter: ModuleType, environment: pytest.MonkeyPatch
-) -> None:
-    """All tasks of a step together: each rank once, each local rank once on its node, and the
-    same world size and meeting point for all."""
-    tasks, gpus, asked, procs = request_
+def test_ranks(request_: tuple, chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
+    env, asked, visible, expected = request_
     words = ["--synthetic", *(["--procs-per-task", str(asked)] if asked else [])]
-    args, places = chapter.build_parser().parse_args(words), []
-    for env in variables(tasks, gpus, cyclic):
-        with mock.patch.dict(os.environ, env):
-            assert chapter.procs_of_task(args) == procs
-        of_task = [place_of(chapter, env, number, procs, gpus) for number in range(procs)]
-        places += [place | {"node": env["SLURM_NODEID"]} for place in of_task]
-    world_size = sum(tasks) * procs
-    assert [int(place["RANK"]) for place in places] == list(range(world_size))
-    for node, number in enumerate(tasks):
-        here = [place for place in places if place["node"] == str(node)]
-        alone = 0 < gpus <= procs  # then a task has the node to itself
-        assert not alone or number == 1
-        assert sorted(int(p["LOCAL_RANK"]) for p in here) == list(range(number * procs))
-    shared = {"WORLD_SIZE": str(world_size), "MASTER_PORT": "14711"}
-    shared |= {"MASTER_ADDR": "n1" if len(tasks) > 1 else "127.0.0.1"}
-    shared |= {"LOCAL_WORLD_SIZE": str(procs)}
+    args, procs = chapter.build_parser().parse_args(words), len(expected)
+    with mock.patch.dict(os.environ, env):
+        assert chapter.procs_of_task(args) == procs
+    places = [place_of(chapter, env, number, procs, visible) for number in range(procs)]
+    assert ["{RANK}/{WORLD_SIZE} {LOCAL_RANK}".format(**place) for place in places] == expected
+    address = "127.0.0.1" if env["SLURM_STEP_NUM_NODES"] == "1" else "n1"
+    shared = {"LOCAL_WORLD_SIZE": str(procs), "MASTER_PORT": "14711", "MASTER_ADDR": address}
     assert all(shared.items() <= place.items() for place in places)
 
 
-def test_a_task_that_sees_its_own_gpus(
-    chapter: ModuleType, environment: pytest.MonkeyPatch
-) -> None:
-    """By --gpus-per-task: the second of two tasks on a node counts them from 0."""
-    second = variables([2], 4)[1]
-    assert place_of(chapter, second, 0, 1, visible=1)["LOCAL_RANK"] == "0"
-    assert place_of(chapter, second, 1, 2, visible=2)["LOCAL_RANK"] == "1"
-    assert place_of(chapter, second, 1, 2, visible=4)["LOCAL_RANK"] == "3"
-
-
 def test_the_meeting_place(chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
-    """Rank 0 is on the first node of the step, or where the user says; one node asks nobody."""
-    step = variables([1, 1], SLURM_STEP_NODELIST="gpu[03-05,9],login1")
-    assert {place_of(chapter, env)["MASTER_ADDR"] for env in step} == {"n1"}
+    """Where the user says."""
     given = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29400"}
-    with ONE_NODE:
-        for env in [*variables([1, 1], **given), *variables([2], **given)]:
-            with mock.patch.dict(os.environ, env):
-                chapter.join_slurm(0, 1)
-                assert given.items() <= dict(os.environ).items()
+    for env in (task(0, 0, 2, 2, 0, **given), task(0, 0, 2, 1, 0, **given)):
+        assert given.items() <= place_of(chapter, env).items()
 
 
 def test_ports(chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
@@ -151,30 +116,27 @@ def test_ports(chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
     requeue; jobs and steps that run side by side have others."""
 
     def port(job: int, step: int = 0, **more: str) -> int:
-        ids = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
-        return int(place_of(chapter, variables([2])[0] | ids | more)["MASTER_PORT"])
+        more |= {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
+        return int(place_of(chapter, task(0, 0, 2, 1, 0, **more))["MASTER_PORT"])
 
     ports = [port(job) for job in (*range(1, 3000, 97), *range(19_990, 20_010), 2**31)]
     assert min(ports) >= 10_000 and max(ports) < 30_000
     assert port(77) == port(77, SLURM_RESTART_COUNT="3")
-    assert len({port(job) for job in range(500, 540)}) == 40
-    assert len({port(500, step) for step in range(4)}) == 4
+    assert len({port(job) for job in range(500, 540)} | {port(500, 41), port(500, 42)}) == 42
 
 
 def test_workers(chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
-    """Their default is the rank's share of the task's CPUs, where those were asked for."""
-    usual = chapter.build_parser().parse_args(["--synthetic"]).workers
-    for cpus, procs, workers in [("8", 4, 2), ("2", 4, 1), ("64", 1, 16)]:
-        env = variables([1], procs)[0] | {"SLURM_CPUS_PER_TASK": cpus}
-        with mock.patch.dict(os.environ, place_of(chapter, env, 0, procs)):
-            assert chapter.build_parser().parse_args(["--synthetic"]).workers == workers
-    with mock.patch.dict(os.environ, place_of(chapter, variables([1])[0])):
-        assert chapter.build_parser().parse_args(["--synthetic"]).workers == usual
+    """Their default is the rank's share of the task's CPUs, where those were asked for. (Elsewhere:
+    test_flags.py.)"""
+    for cpus, procs, workers in [("8", "4", 2), ("2", "4", 1), ("64", "1", 16)]:
+        environment.setenv("SLURM_CPUS_PER_TASK", cpus)
+        environment.setenv("LOCAL_WORLD_SIZE", procs)
+        assert chapter.build_parser().parse_args(["--synthetic"]).workers == workers
 
 
 def test_torchrun_knows_already(chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
     """Its processes have the variables of the task that torchrun is."""
-    env = variables([1, 1], 2)[1] | {"TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4"}
+    env = task(1, 0, 2, 2, 2, TORCHELASTIC_RUN_ID="none", RANK="3", WORLD_SIZE="4")
     seen = []
     environment.setattr(chapter, "run", lambda *_: seen.append(dict(os.environ)))
     environment.setattr(signal, "signal", lambda *_: None)
@@ -190,7 +152,7 @@ BATCH_SHELL = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_TASKS_PER_NODE":
 MISTAKES = {
     "by hand": ({}, BY_HAND),
     "batch shell": (BATCH_SHELL, BY_HAND),
-    "2 tasks, 4 GPUs": (variables([2], 4)[0], "2 tasks, 1 nodes, 4 GPUs each: a task per .*"),
+    "2 tasks, 4 GPUs": (task(0, 0, 2, 1, 4), "2 tasks, 1 nodes, 4 GPUs each: a task per .*"),
 }
 
 
@@ -210,52 +172,20 @@ def test_mistakes(mistake: str, chapter: ModuleType, environment: pytest.MonkeyP
 def test_meeting_in_a_file(
     chapter: ModuleType, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One of this job, step and start alone, by a name that torch understands."""
-    environment.chdir(tmp_path)
-    (tmp_path / "meet").mkdir()
+    """One of this job, step and start alone."""
     names = []
     for start in "7 0", "7 0 1", "7 0 2", "7 1", "8 0", "71 0", "7 10", "1 7 10", "17 1 0":
         ids = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         environment.setattr(os, "environ", dict(zip(ids, start.split(), strict=False)))
-        names.append(chapter.meeting_point(SimpleNamespace(dist_file="meet")))
+        names.append(chapter.meeting_point(SimpleNamespace(dist_file=tmp_path)))
     assert len(set(names)) == len(names)
-    assert all(name.startswith(f"file://{tmp_path}/meet/") for name in names), names
-    dist.init_process_group("gloo", names[0], rank=0, world_size=1)
-    dist.destroy_process_group()
+    assert all(name.startswith(f"file://{tmp_path}/") for name in names), names
 
 
 def test_ranks_meet_in_a_file(crew: Crew, tmp_path: Path) -> None:
     (tmp_path / "meet").mkdir()
     argv = ["--epochs", 1, "--dist-file", tmp_path / "meet"]
     assert one_start(crew, tmp_path / "run", 2, *argv)[0]["exit"] is None
-
-
-# ------------------------------------------------------------------------ the rest of an epoch
-
-
-@pytest.mark.parametrize("images", [IMAGES, 48])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_sampler(world_size: int, images: int, chapter: ModuleType) -> None:
-    """After a stop at any step: what was done, by any other number of ranks, and what is left
-    are all whole batches of the epoch's order, each image once."""
-    share = BATCH // world_size
-    samplers = [
-        chapter.ResumableSampler(torch.zeros(images), world_size, rank, seed=SEED, drop_last=True)
-        for rank in range(world_size)
-    ]
-    for epoch in (0, 2):
-        order = torch.randperm(images, generator=torch.Generator().manual_seed(SEED + epoch))
-        batches = [sorted(batch.tolist()) for batch in order.split(BATCH)][: images // BATCH]
-        for done in [*range(len(batches) + 1), 0]:  # and untouched by an earlier start's
-            left = []
-            for sampler in samplers:
-                sampler.set_epoch(epoch)
-                sampler.done = done * share
-                assert len(list(sampler)) == len(sampler)
-                loader = DataLoader(range(images), share, sampler=sampler, drop_last=True)
-                left.append([batch.tolist() for batch in loader])
-                assert len(left[-1]) == len(loader) == len(batches) - done
-            assert [sorted(sum(ranks, [])) for ranks in zip(*left, strict=True)] == batches[done:]
 
 
 # --------------------------------------------------------------------- the stop inside an epoch

@@ -191,16 +191,6 @@ def test_imports(chapter: str) -> None:
     assert names <= ALLOWED_IMPORTS | OWN_LIBRARY.get(chapter, set())
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_docstring(chapter: str) -> None:
-    text = ast.get_docstring(ast.parse(source(chapter)))
-    assert f"{chapter}/main.py --synthetic" in text
-    assert "--data /imagenet" in text
-    assert "Changed against 02_distributed" in text or chapter == HUB
-    for page in (f"docs/{language}/chapters/{chapter}.md" for language in ("en", "zh")):
-        assert page in text and (ROOT / page).is_file()
-
-
 @pytest.mark.parametrize("chapter", sorted(set(CHAPTERS) - {"01_dataparallel"}))
 def test_dist_tags(chapter: str) -> None:
     """Every use of the process group carries [dist] on its line, which is a line of code; and a
@@ -258,12 +248,6 @@ def test_every_flag_is_read(chapter: str) -> None:
     """Parsed and never read is how the 2019 scripts lost --workers (test_flags.py proves more)."""
     read = re.findall(r"\bargs\.(\w+)", source(chapter))
     assert {flag.strip("-").replace("-", "_") for flag in flags_of(chapter)} <= set(read)
-
-
-def test_no_apex_from_pypi() -> None:
-    """PyPI's apex is another project: it must never be a requirement."""
-    for path in [*ROOT.glob("requirements*.txt"), ROOT / "constraints.txt"]:
-        assert not re.search(r"^apex\b", path.read_text(), re.MULTILINE | re.IGNORECASE), path
 
 
 def test_oldest_versions_agree() -> None:

@@ -35,9 +35,6 @@ CASES = "tests/doctor/test_cases.py::test_case"
 # By the test that notices them: what is lost, in how many files at least, and the patch.
 # fmt: off
 PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
-    f"{SAMPLING}::test_a_run_shuffles_anew_each_epoch[01_dataparallel-1]": [
-        ("set_epoch", 7, "train_loader.sampler.set_epoch(epoch)", "pass"),
-    ],
     f"{EQUAL}::test_trains_as_one_process_would[02_distributed-2-float64]": [
         ("the gradient all-reduce of DDP", 5,
          "model = DistributedDataParallel(model, gradient_as_bucket_view=True)", "pass"),
@@ -66,6 +63,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the epoch in the seed", 7, "epoch * world_size + rank", "rank"),
     ],
     f"{EQUAL}::test_trains_as_one_process_would[01_dataparallel-1-float64]": [
+        ("set_epoch", 7, "train_loader.sampler.set_epoch(epoch)", "pass"),
         ("the seed of the order", 7, "seed=args.seed, drop_last", "drop_last"),
         ("the linear scaling rule", 7, "args.lr * args.batch_size / 256", "args.lr"),
         ("the warm-up", 7, "if epochs < warmup:", "if False:"),
@@ -203,14 +201,12 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("Horovod's optimizer", 1,
          "optimizer = hvd.DistributedOptimizer(  # [dist]\n        optimizer,",
          "optimizer = (lambda bare, *_, **__: bare)(\n        optimizer,"),
+        ("Horovod's broadcast of weights", 1,
+         "hvd.broadcast_parameters(model.state_dict(), root_rank=0)", "pass"),
     ],
     f"{EVAL}::test_every_count_is_exact[05_horovod-2]": [
         ("Horovod's sum", 1, "hvd.allreduce(tensor, op=hvd.Sum)", "hvd.allreduce(tensor)"),
         ("the result of Horovod's sum", 1, "return total", "return tensor"),
-    ],
-    f"{EQUAL}::test_all_ranks_end_alike[05_horovod-2]": [
-        ("Horovod's broadcast of weights", 1,
-         "hvd.broadcast_parameters(model.state_dict(), root_rank=0)", "pass"),
     ],
     f"{EVAL}::test_the_model_of_rank_0_is_evaluated[05_horovod-2]": [
         ("Horovod's broadcast of buffers", 1,
@@ -220,11 +216,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the processes in the rank", 1,
          'int(env["SLURM_PROCID"]) * procs', 'int(env["SLURM_PROCID"])'),
         ("a process for each GPU of a node", 1, "return max(1, gpus)", "return 1"),
-    ],
-    f"{RANKS}::test_the_meeting_place": [
         ("the first node", 1, 'env["MASTER_ADDR"] = nodes[0]', 'env["MASTER_ADDR"] = nodes[-1]'),
-    ],
-    f"{RANKS}::test_a_task_that_sees_its_own_gpus": [
         ("the GPU of --gpus-per-task", 1,
          "if not 0 < torch.cuda.device_count() <= procs:", "if True:"),
     ],
@@ -236,15 +228,13 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the stop of all ranks at a log line", 1, "totals[3] = len(ASKED_TO_STOP)", "pass"),
         ("the stop of all ranks between epochs", 1,
          "return bool(all_reduce_sum(asked))", "return bool(asked)"),
+        ("the images done before a stop", 1,
+         "islice(super().__iter__(), self.done, None)", "super().__iter__()"),
         ("the status of a stop", 1, "raise SystemExit(STOPPED)\n\n\n@", "pass\n\n\n@"),
     ],
     f"{RANKS}::test_loader_workers_survive": [
         ("loader workers that a stop leaves alone", 1,
          "signal.signal(stop_signal, signal.SIG_IGN)\n\n\ndef", "pass\n\n\ndef"),
-    ],
-    f"{RANKS}::test_sampler[1-50]": [
-        ("the images done before a stop", 1,
-         "islice(super().__iter__(), self.done, None)", "super().__iter__()"),
     ],
     f"{RANKS}::test_stop_between_two_looks": [
         ("other randomness after a stop", 1, " + done * 15_485_863", ""),

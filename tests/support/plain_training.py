@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -37,9 +37,12 @@ def normalised(images: Tensor) -> Tensor:
     return (images.float() - 255 * mean) / (255 * std)
 
 
-def train_plainly(build: Callable, lr: float, epochs: int = EPOCHS) -> tuple[nn.Module, list]:
+def train_plainly(
+    build: Callable, lr: float, epochs: int = EPOCHS, skipped: Collection[int] = ()
+) -> tuple[nn.Module, list]:
     """The recipe of the chapters without any of their code, nor torch's optimizers, schedules,
-    losses, loaders and samplers. Returns the model and the momentum of each parameter."""
+    losses, loaders and samplers. Steps that are skipped, counted from 0, leave weights and momentum
+    as they are. Returns the model and the momentum of each parameter."""
     data, _, classes = load_chapter(CHAPTERS[0]).build_datasets(
         load_chapter(CHAPTERS[0]).build_parser().parse_args(arguments(Path("unused"), lr))
     )
@@ -69,8 +72,9 @@ def train_plainly(build: Callable, lr: float, epochs: int = EPOCHS) -> tuple[nn.
             with torch.no_grad():
                 gradients = torch.autograd.grad(loss, parameters)
                 for p, gradient, speed in zip(parameters, gradients, momentum, strict=True):
-                    speed.mul_(0.9).add_(gradient + WEIGHT_DECAY * p)
-                    p -= rate * speed
+                    if step not in skipped:
+                        speed.mul_(0.9).add_(gradient + WEIGHT_DECAY * p)
+                        p -= rate * speed
             step += 1
     return model, momentum
 

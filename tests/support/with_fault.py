@@ -69,7 +69,8 @@ def install(chapter: ModuleType) -> None:
     chapter.build_datasets, chapter.to_device, torch.save = first, batch, half_saved
 
 
-# A child of mp.spawn imports this file as __mp_main__, see with_tiny_model.py.
+# Not only when started: a child of mp.spawn imports this file as __mp_main__, with the parent's
+# sys.argv, and then looks for `worker` in the module of the chapter, by that module's name.
 if __name__ in ("__main__", "__mp_main__"):
     running = load_chapter(FAULT["chapter"])
     install(running)

@@ -1,8 +1,4 @@
-"""Run a chapter with a tiny model in place of its build_model.
-
-    torchrun --standalone --nproc-per-node 2 \\
-        tests/support/with_tiny_model.py 02_distributed --synthetic ...
-    python tests/support/with_tiny_model.py 03_multiprocessing --synthetic --nprocs 2 ...
+"""Tiny models, and what else takes the place of a chapter's functions.
 
 torchvision has no model that is small, free of BatchNorm and dropout, and runs in float64, where
 two computations of the same thing agree to so many digits that any other thing shows.
@@ -11,10 +7,9 @@ two computations of the same thing agree to so many digits that any other thing 
 from __future__ import annotations
 
 import os
-import sys
+from pathlib import Path
 
 import torch
-from harness import load_chapter
 from torch import Tensor, nn
 
 
@@ -82,10 +77,9 @@ def tiny_other_on_each_rank(arch: str, num_classes: int, pretrained: bool) -> nn
     return model
 
 
-# Not only when started: a child of mp.spawn imports this file as __mp_main__, with the parent's
-# sys.argv, and then looks for `worker` in the module of the chapter, by that module's name.
-if __name__ in ("__main__", "__mp_main__"):
-    chapter = load_chapter(sys.argv[1])
-    chapter.build_model = tiny_float64
-if __name__ == "__main__":
-    chapter.main(sys.argv[2:])
+def save_every_epoch(folder: Path, state: dict, is_best: bool) -> None:
+    """In place of save_checkpoint, which only rank 0 may call: every epoch's file is kept, as a
+    killed run would leave it."""
+    assert os.environ["CREW_RANK"] == "0"
+    torch.save(state, folder / "checkpoint.pt")
+    torch.save(state, folder / f"after{state['epoch']}.pt")
