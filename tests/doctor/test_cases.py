@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from cases import CASES, DOCTOR, TORCHRUN, all_cases, read_case
 from crew import Crew
 from doctor.report import LANGUAGES, Finding, Report
 from examined import assert_all_ran, examined, shown
-from harness import ROOT, run
+from harness import ROOT, TOOLS, run
 
 KNOWN = all_cases()
 MISSED = [name for name, case in KNOWN.items() if case.finding == "nothing"]
@@ -103,3 +104,9 @@ def test_branches(tmp_path: Path) -> None:
     case = read_case(tmp_path / "case.py")
     assert case.branch(True) == ["a()", "step()"] and case.line() == 11
     assert case.branch(False) == ["if b:", "    c()", "step()"]
+
+
+def test_unknown_case(tmp_path: Path) -> None:
+    words = [sys.executable, TOOLS / "benchmark/cases.py", "no_such_case"]
+    result = run(words, tmp_path, 60)
+    assert result.returncode == 2 and "no case no_such_case; there are " in result.stderr

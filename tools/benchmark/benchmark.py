@@ -13,6 +13,7 @@ SUMMARY (.en.md, .zh.md) and chart (.en.svg, .zh.svg). Variants of the training 
 
     reference     tools/benchmark/reference.py, a plain DDP script: what the ratios are to
     02, 02 bf16   a chapter by its number, then its flags: bf16, fp16 (04), compile
+    02 doctor     the same under the doctor: what it costs
     2 x 01        one process of chapter 01 for each rank, at once, without DDP (N x 01 for N)
 
 Each round runs every variant once, each round in another order, so that what disturbs the machine
@@ -74,7 +75,7 @@ def choose_variants(args: argparse.Namespace) -> list[str]:
     if args.variants:
         names = list(dict.fromkeys(args.variants.split(",")))
     flags = r"0[1-7]( bf16)?( compile)?"
-    known = "|".join(["reference", flags, "04 fp16( compile)?", *alone])
+    known = "|".join(["reference", flags, "02 doctor", "04 fp16( compile)?", *alone])
     for name in names:
         if not re.fullmatch(known, name):
             fail(f"--variants: no {name!r} with --processes {args.processes}, see --help")
@@ -109,7 +110,8 @@ def command_of(variant: str, args: argparse.Namespace, work: Path, copy: int) ->
         start = [HOROVODRUN, "-np", ranks, "--gloo", "-H", f"localhost:{ranks}", sys.executable]
         return [*start, script, *words]
     # 06 too: in torchrun's environment it takes its ranks from there, and needs no Slurm.
-    return [*TORCHRUN, ranks, script, *words]
+    doctor = [sys.executable, "tools/doctor"] if "doctor" in flags else []
+    return [*doctor, *TORCHRUN, ranks, script, *words]
 
 
 def measures(run: Run, begun: float) -> dict[str, float]:

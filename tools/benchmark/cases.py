@@ -233,7 +233,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("cases", nargs="*", metavar="CASE", help="else all")
     parser.add_argument("--traincheck", type=Path, metavar="BIN", help="where its commands are")
     parser.add_argument("--write", action="store_true", help="into docs/assets/results/cases")
-    return parser.parse_args()
+    args = parser.parse_args()
+    for name in args.cases:
+        if name not in all_cases():
+            parser.error(f"no case {name}; there are {', '.join(all_cases())}")
+    return args
 
 
 def main() -> None:
