@@ -17,12 +17,14 @@ import os
 import platform
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -64,6 +66,14 @@ class Result:
     output: str = ""  # the end of it, if the check failed or was cut short
 
 
+def rows_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def torchrun(ranks: int) -> list:
+    return [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+
+
 class Box:
     """What a check may use: programs that are bounded, a folder, how many GPUs there are."""
 
@@ -76,9 +86,12 @@ class Box:
         self.fast = "02 bf16" if found["bf16"] else "04 fp16"
         self.ranks = self.gpus or 2
 
-    def run(self, words: list, env: dict | None = None, quiet: float = 0) -> str:
-        """The output of a command, which must end with status 0, and not be quiet for so many
-        seconds; nothing that it has started outlives it."""
+    def run(
+        self, words: list, status: int = 0, env: dict | None = None, quiet: float = 0,
+        when: Callable[[subprocess.Popen], None] = lambda process: None,
+    ) -> str:  # fmt: skip
+        """The output of a command, which must end with this status, and not be quiet for so many
+        seconds; nothing that it has started outlives it. `when` is called again and again."""
         words, mark = list(map(str, words)), uuid.uuid4().hex
         self.command = shlex.join(words).replace(sys.executable, "python").replace(f"{ROOT}/", "")
         environment = os.environ | {"BENCHMARK_RUN": mark} | (env or {})
@@ -94,6 +107,7 @@ class Box:
                 while late := process.poll() is None:
                     if (now := time.monotonic()) >= min(heard + quiet, self.deadline):
                         break
+                    when(process)
                     time.sleep(0.05)
                     if (grown := os.fstat(log.fileno()).st_size) > size:
                         size, heard = grown, now
@@ -106,29 +120,31 @@ class Box:
             if now >= heard + quiet:
                 raise Failed(f"hangs: no output for {quiet} s")
             raise CutShort(f"by --minutes, {now - heard:.0f} s after its last output")
-        if process.returncode:
+        if process.returncode != status:
             lines = [line for line in self.output.splitlines() if "rror" in line] or ["silent"]
-            raise Failed(f"status {process.returncode}, not 0: {lines[-1].strip()[:200]}")
+            raise Failed(f"status {process.returncode}, not {status}: {lines[-1].strip()[:200]}")
         return self.output
 
-    def probe(self, name: str, *words: object) -> dict:
-        """A function of gpu_probes.py in a process of its own."""
-        self.run([*PYTHON, PROBES, name, self.device, *words])
+    def probe(self, name: str, *words: object, ranks: int = 0) -> dict:
+        """A function of gpu_probes.py in a process of its own, or in some by torchrun."""
+        launcher = torchrun(ranks) if ranks else PYTHON
+        self.run([*launcher, PROBES, name, self.device, *words])
         return self.told()
 
     def told(self) -> dict:
         """The JSON that a probe has printed."""
         return json.loads(re.findall(r"^PROBE (.*)$", self.output, re.MULTILINE)[-1])
 
-    def chapter(self, chapter: str, *flags: object, out: str, through: str = "") -> list[dict]:
+    def chapter(
+        self, chapter: str, *flags: object, out: str, ranks: int = 0, through: str = "",
+        status: int = 0, when: Callable[[subprocess.Popen], None] = lambda process: None,
+    ) -> list[dict]:  # fmt: skip
         """Start a chapter as its page says, or through a probe; the rows of its log."""
-        ranks, number = self.ranks, chapter[:2]
+        ranks, number = ranks or self.ranks, chapter[:2]
         main = [ROOT / chapter / "main.py"]
         if through:
             main = [PROBES, through, self.device, *main]
         horovodrun = Path(sys.executable).with_name("horovodrun")
-        torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone"]
-        torchrun += ["--nproc-per-node", ranks]
         hosts = ["-np", ranks, "-H", f"localhost:{ranks}", "--gloo"]
         launcher = {"01": PYTHON, "03": PYTHON, "05": [horovodrun, *hosts, *PYTHON], "06": PYTHON}
         own = {"03": ["--nprocs", ranks], "06": ["--procs-per-task", ranks]}.get(number, [])
@@ -139,12 +155,12 @@ class Box:
         sizes = ["--arch", "shufflenet_v2_x0_5" if cpu else "resnet18", "--workers", 2]
         sizes += ["--synthetic", 64 if cpu else 640, "--image-size", 32 if cpu else 64]
         sizes += ["--batch-size", (8 if cpu else 32) * ranks, "--epochs", 1, "--print-freq", 1]
-        start = [*launcher.get(number, torchrun), *main, *sizes, *own, "--output-dir", out]
+        start = [*launcher.get(number, torchrun(ranks)), *main, *sizes, *own, "--output-dir", out]
         env = SLURM | {"SLURM_JOB_ID": str(os.getpid())} if number == "06" else {}
-        self.run([*start, *flags], env)
+        self.run([*start, *flags], status, env, when=when)
         log = "evaluate.jsonl" if "--evaluate" in flags else "metrics.jsonl"
-        text = (self.folder / out / log).read_text()
-        return [json.loads(line) for line in text.splitlines()]
+        path = self.folder / out / log
+        return rows_of(path) if path.exists() else []
 
 
 CHECKS: list[tuple[str, str, Callable[[Box], str]]] = []
@@ -208,6 +224,13 @@ for _chapter in sorted(path.parent.name for path in ROOT.glob("0[1-7]_*/main.py"
         check("chapters", " ".join([_chapter, *_flags]))(trains(_chapter, *_flags))
 
 
+@check("chapters", "01 on one GPU twice")
+def twice(box: Box) -> str:
+    if box.gpus != 1:
+        raise NotHere("for machines with one GPU")
+    return trains("01_dataparallel", "--gpus", "0,0")(box)
+
+
 @check("chapters", "04 with Apex")
 def apex(box: Box) -> str:
     if box.device == "cpu" or not box.probe("apex")["here"]:
@@ -233,6 +256,14 @@ def waits(box: Box) -> str:
     return "none"
 
 
+@check("exactness", "memory over many all-reduces")
+def memory(box: Box) -> str:
+    box.data = box.probe("memory", ranks=box.ranks)
+    if box.data["grown_mib"] > 8:
+        raise Failed("grew by {grown_mib} MiB in {count}".format(**box.data))
+    return f"flat over {box.data['count']}"
+
+
 @check("exactness", "resume bit for bit")
 def resume(box: Box) -> str:
     flags = ["--epochs", 2, "--warmup-epochs", 0]
@@ -242,6 +273,67 @@ def resume(box: Box) -> str:
     if box.data["largest"] != 0:
         raise Failed(f"weights differ by up to {box.data['largest']:.2g}")
     return "equal to the uninterrupted run, with deterministic algorithms"
+
+
+@check("exactness", "fp16 that overflows at first")
+def overflow(box: Box) -> str:
+    flags = ["--amp-dtype", "fp16", "--loss-scale", 1e12, "--epochs", 6]
+    rows = [r for r in box.chapter("04_apex", *flags, out="overflow") if r["event"] == "train"]
+    scales, losses = [row["loss_scale"] for row in rows], [row["loss"] for row in rows]
+    box.data = {"scales": scales, "losses": losses}
+    if scales[-1] >= 1e12 or min(losses[-3:]) >= losses[0]:
+        raise Failed(f"scale {scales[0]:.1g} to {scales[-1]:.1g}, loss {losses[0]} to {losses[-1]}")
+    return f"the scale falls to {scales[-1]:.1g}, and it learns"
+
+
+@check("exactness", "one process too many")
+def too_many(box: Box) -> str:
+    if box.device == "cpu":
+        raise NotHere("no GPU")
+    box.chapter("03_multiprocessing", out="many", ranks=box.gpus + 1, status=1)
+    if "more processes than GPUs" not in box.output:
+        raise Failed("refused, but not by the line that says so")
+    return "refused in one line"
+
+
+@check("exactness", "06 stops on SIGUSR1 and goes on")
+def stops(box: Box) -> str:
+    log, sent = box.folder / "stop/metrics.jsonl", []
+
+    def ask(process: subprocess.Popen) -> None:
+        if not sent and log.exists() and '"train"' in log.read_text():
+            with suppress(ProcessLookupError):
+                sent.append(os.killpg(process.pid, signal.SIGUSR1))
+
+    flags = ["--synthetic", 4000, "--epochs", 1]
+    box.chapter("06_slurm", *flags, out="stop", status=75, when=ask)
+    rows = box.chapter("06_slurm", *flags, "--resume", "auto", out="stop")
+    start = [row for row in rows if row["event"] == "start"][-1]
+    box.data = {"step": start["resumed_from_step"], "steps": start["steps_per_epoch"]}
+    if not 0 < box.data["step"] < box.data["steps"]:
+        raise Failed("it did not stop inside the epoch")
+    return "stopped after step {step} of {steps}, went on".format(**box.data)
+
+
+@check("exactness", "07 at two batch sizes")
+def evaluation(box: Box) -> str:
+    box.chapter("07_dist_eval", "--synthetic", 1300, out="exact")
+    for kind in ([], ["--bf16"]):
+        for size in (8 * box.ranks, 64 * box.ranks):
+            flags = ["--synthetic", 1300, "--evaluate", "--resume", "exact/checkpoint.pt", *kind]
+            rows = box.chapter("07_dist_eval", *flags, "--batch-size", size, out="exact")
+            acc1 = [row["acc1"] for row in rows if row["event"] == "eval"][-1]
+            box.data[f"{'bf16' if kind else 'fp32'} {size}"] = acc1
+    one, two, low, high = box.data.values()
+    if one != two:
+        raise Failed(f"fp32 evaluates to {one} and {two} %")
+    return f"fp32 equal, bf16 {abs(low - high):.2g} % apart"
+
+
+@check("exactness", "two ranks on one device, over gloo")
+def shared_device(box: Box) -> str:
+    rows = box.chapter("02_distributed", out="gloo", ranks=2, through="over_gloo")
+    return f"{[row['images'] for row in rows if row['event'] == 'eval'][-1]} images evaluated"
 
 
 # ---- speed ----

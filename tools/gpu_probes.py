@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +34,16 @@ def tell(**data: object) -> None:
 def load(path: str) -> ModuleType:
     sys.path.insert(0, str(Path(path).parent))
     return importlib.import_module("main")
+
+
+def join(device: str) -> torch.device:
+    """As chapter 02 does it."""
+    place = torch.device("cpu")
+    if device == "cuda":
+        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(place)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    return place
 
 
 def versions(device: str) -> None:
@@ -72,6 +83,22 @@ def limits(device: str) -> None:
 def apex(device: str) -> None:
     here = importlib.util.find_spec("apex") and importlib.util.find_spec("apex.amp")
     tell(here=bool(here))
+
+
+def memory(device: str) -> None:
+    """What many of 02's reductions leave behind, in MiB."""
+    place, chapter = join(device), load(str(ROOT / "02_distributed/main.py"))
+    count, used = (20_000 if device == "cuda" else 3_000), []
+    for step in range(count):
+        chapter.all_reduce_sum(torch.ones(3, device=place))
+        if step % 500 == 0:
+            print(step, flush=True)
+        if step in (count // 5, count - 1):
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            own = torch.cuda.memory_allocated() if device == "cuda" else 0
+            used.append(own + (0 if device == "cuda" else pages * os.sysconf("SC_PAGE_SIZE")))
+    chapter.cleanup()
+    tell(count=count, grown_mib=(used[1] - used[0]) >> 20)
 
 
 def difference(device: str, one: str, other: str) -> None:
@@ -138,6 +165,17 @@ def deterministic(device: str, path: str, *words: str) -> None:
             shutil.copy(folder / "checkpoint.pt", folder / "after1.pt")
 
     chapter.save_checkpoint = save
+    chapter.main(list(words))
+
+
+def over_gloo(device: str, path: str, *words: str) -> None:
+    """Run a chapter with all ranks on the first GPU; nccl wants one for each, gloo does not."""
+    chapter = load(path)
+    chapter.pick_device = lambda local_rank: (
+        torch.device(device, 0) if device == "cuda" else torch.device("cpu")
+    )
+    own = dist.init_process_group
+    dist.init_process_group = lambda backend, timeout, device_id: own("gloo", timeout=timeout)
     chapter.main(list(words))
 
 

@@ -117,7 +117,10 @@ PLANTED = {
         "chapters", "04_apex/main.py", 'if "RANK" not in os.environ', "if True"),
     "waits in an ordinary step": (
         "exactness", "02_distributed/main.py", "log.step += 1", "log.step += 1; loss.item()"),
-    "resume bit for bit": (
+    "memory over many all-reduces": (
+        "exactness", "02_distributed/main.py", "    return tensor\n",
+        "    PIXELS.held = [getattr(PIXELS, 'held', 0), torch.ones(20_000)]\n    return tensor\n"),
+    "two ranks on one device, over gloo": (
         "exactness", "02_distributed/main.py", "    model.train()\n", "    time.sleep(1e6)\n"),
     "02's loop against a bare one": (
         "speed", "01_dataparallel/main.py", "        loss.backward()", "        raise OSError"),
