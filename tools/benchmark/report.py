@@ -129,12 +129,13 @@ def table(head: str, rows: list[list]) -> list[str]:
 def facts(result: dict, words: dict) -> dict:
     """What the lines above and below the tables name."""
     gpus, comma = result["machine"]["gpus"], words["comma"]
-    instructions = result["machine"].get("instructions")  # not in results before 2026-11-24
+    known = result["machine"].get("instructions")  # not in results before 2026-11-24
+    instructions = f" ({', '.join(known)})" if known else ""
     runs = [run for run in result["runs"] if not run["failed"]]
     return result | {
         "gpus": "".join(comma + name for name in gpus),
-        "device": gpus[0] if gpus else result["machine"]["cpu"],
-        "instructions": "".join(f" ({', '.join(names)})" for names in [instructions] if names),
+        "device": gpus[0] if gpus else result["machine"]["cpu"] + instructions,
+        "instructions": instructions,
         "versions_line": comma.join(f"{name} {text}" for name, text in result["versions"].items()),
         "changes": words["dirty"] * result["dirty"],
         "pictures": words[result["settings"]["images"]],
