@@ -1,7 +1,5 @@
 """Fixtures, and what a session must not do: skip a test in CI, or leave a process behind."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal

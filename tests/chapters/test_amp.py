@@ -1,8 +1,6 @@
 """Mixed precision: torch.amp for real, on CPUs; Apex, which needs a GPU, against a stand-in that
 keeps its rules (apex_stand_in.py), and for real in the last tests here, on a GPU."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Collection

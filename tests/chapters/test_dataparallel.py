@@ -1,7 +1,5 @@
 """What 01 does for nn.DataParallel's threads, as far as it can be shown without several GPUs."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

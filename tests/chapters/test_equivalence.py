@@ -2,8 +2,6 @@
 loop in one process ends with. (By real launches: test_slurm.py compares with the same loop, and
 test_faults.py with the crew that takes the launchers' place here.)"""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

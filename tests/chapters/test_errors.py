@@ -5,8 +5,6 @@ Every rank must refuse alike, so most are made on two. `make test` makes each in
 another function notices it (test_static.py has those that are the same); `make proof` everywhere.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -2,8 +2,6 @@
 number of images; and what chapter 07 writes about them is true. (That a checkpoint gives the number
 of its log when it is evaluated again: test_smoke.py.)"""
 
-from __future__ import annotations
-
 import csv
 import inspect
 from collections import Counter

@@ -1,8 +1,6 @@
 """The flags: the same in every chapter, each one read, each one changing something, and never
 changed once they are parsed."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

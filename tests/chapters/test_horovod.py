@@ -5,8 +5,6 @@ What it shares with the others (equal training, exact evaluation, resume, errors
 killed) is in their tables.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """What only real launches show: two jobs side by side, two machines, the lines of the README."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

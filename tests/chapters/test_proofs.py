@@ -1,7 +1,5 @@
 """The long proofs: what is too slow for every test run, and is run before a release."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A resumed run is the uninterrupted one: bit for bit where the arithmetic is the same."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from itertools import product

@@ -3,8 +3,6 @@
 (That a run shuffles anew in each epoch: test_equivalence.py, whose plain loop does.)
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 

@@ -5,8 +5,6 @@ What trains is the tiny float64 model of test_equivalence.py, so that whatever h
 its parameters must be those of a plain loop. test_slurm_ranks.py has the cases that need no Slurm.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 test_slurm.py sees the same with a real one. Here the variables are those that real ones have set.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

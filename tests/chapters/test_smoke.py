@@ -1,8 +1,6 @@
 """Every chapter, copied alone into an empty folder and launched as its docstring says: on generated
 images, then on JPEG files."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What can be read off the chapters without running them: sizes, shared functions, tags."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import re

@@ -1,7 +1,5 @@
 """Warm processes of the doctor's own: its recorder, once attached, stays in them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

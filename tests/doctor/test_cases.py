@@ -1,7 +1,5 @@
 """Real mistakes of public projects: the doctor names each, and nothing in the mended program."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

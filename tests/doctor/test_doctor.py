@@ -1,7 +1,5 @@
 """The doctor finds what is wrong in a script, and nothing in a right one."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

@@ -4,8 +4,6 @@ Every job that meets a fault is really launched; the one that goes on after it i
 fault for each way of launching runs in `make test`, the whole table in `make proof`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

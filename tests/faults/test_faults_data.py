@@ -1,8 +1,6 @@
 """Full disks, broken images and what else a run may meet: each ends as it is promised, and what was
 seen goes into tests/FAULTS.md. (Mistakes of the command line: test_errors.py.)"""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,8 +1,6 @@
 """What convert.md promises: the converted script ends as the one for one GPU does, each of its
 steps is missed when it is left out, and each recipe works, and is needed, on two processes."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import copy

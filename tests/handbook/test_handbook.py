@@ -3,8 +3,6 @@
 `pytest tests/handbook --write-outputs` writes what was printed beside each example.
 """
 
-from __future__ import annotations
-
 import ast
 import doctest
 import re

@@ -4,8 +4,6 @@ Each patch replaces a piece of text in every chapter that holds it, and in the d
 the repository (test_mutations.py). That is a test session a patch, so it is part of `make proof`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -3,8 +3,6 @@
 python -m pytest tests/mutations -m proof -k set_epoch  # those whose name holds the word
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil

@@ -1,7 +1,5 @@
 """One build of the site and one browser for all of its tests, which stay on one worker."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The handbook's index of functions: its signatures are torch's, and nothing is left out."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

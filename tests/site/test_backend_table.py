@@ -1,7 +1,5 @@
 """The table of backends: what the site shows still holds, and is its JSON's."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import signal

@@ -1,8 +1,6 @@
 """The figures that move: what they compute, against Python and torch; that the still pictures are
 what their scripts draw; and in Chromium how they answer to pointer, keyboard and address."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

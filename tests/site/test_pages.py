@@ -1,8 +1,6 @@
 """The pages as they are written: what they may bring in, that both languages match, and that links
 in the READMEs lead somewhere. Each check is also shown something broken, which it must find."""
 
-from __future__ import annotations
-
 import ast
 import html
 import json

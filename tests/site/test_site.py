@@ -1,8 +1,6 @@
 """The built site: links, resources, and how it looks and behaves in Chromium. One build and one
 browser for all of it, so all of it on one worker."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

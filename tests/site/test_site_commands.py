@@ -2,8 +2,6 @@
 ``` { .bash .run } are run, in both languages the same ones (test_pages.py). And the flags that the
 reference lists."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

@@ -8,8 +8,6 @@ Compared by hand in 2026 with Apex's sources, changed to run on one CPU: 16 step
 the same weights, scales and skipped steps, bit for bit, and so had resumed runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ and its own fresh arguments; what a crew cannot show (launchers, exits, signals)
 launches.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import gc
@@ -90,7 +88,7 @@ class Crew:
         self.members: list[ProcessPoolExecutor] = []  # each of one process
         self.stacks = tempfile.NamedTemporaryFile(prefix="stacks-of-crew-")
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> "Crew":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """Scripts under the doctor in warm processes: about a second each, where a launch costs five."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import multiprocessing

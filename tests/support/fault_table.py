@@ -4,8 +4,6 @@ A test that has seen a fault end as it should calls the fixture `fault_table`; `
 them all and writes the table.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the tests share: launching a chapter as a reader does, and reading what it wrote."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The recipe of the chapters as a plain loop in one process, with which every chapter agrees."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the tests of mistakes and faults share: warm calls of a chapter, and what a refusal is."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Callable

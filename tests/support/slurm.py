@@ -1,7 +1,5 @@
 """A real Slurm for the tests: two small nodes on this machine, see tools/mini_slurm.sh."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import os

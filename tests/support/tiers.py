@@ -1,7 +1,5 @@
 """Which rows of a table `make test` runs, see tests/README.md."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 import pytest

@@ -5,8 +5,6 @@ A fresh Python spends three to five CPU seconds on importing torch and torchvisi
 exits and signals, is left to real launches.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -8,8 +8,6 @@ from 1), "save N" (in the middle of the N-th file). do: "kill" is SIGKILL, "slee
 struck: written with the time of the fault; where it stands already, all goes well.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -4,8 +4,6 @@ torchvision has no model that is small, free of BatchNorm and dropout, and runs 
 two computations of the same thing agree to so many digits that any other thing shows.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -44,7 +42,7 @@ class Stateful(nn.Module):
 class FrozenNorm(nn.BatchNorm2d):
     """BatchNorm that uses its running statistics in training too, and leaves them as they are."""
 
-    def train(self, mode: bool = True) -> FrozenNorm:
+    def train(self, mode: bool = True) -> "FrozenNorm":
         return super().train(False)
 
 

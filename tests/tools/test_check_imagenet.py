@@ -1,7 +1,5 @@
 """tools/check_imagenet.py: every finding is found."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

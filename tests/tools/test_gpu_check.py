@@ -2,8 +2,6 @@
 cut short, and a run that is cut off leaves whole files. (`make proof` runs all checks.) And what
 else somebody meets there: the smoke tests with torch alone, and what `make` says meanwhile."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

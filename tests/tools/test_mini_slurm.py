@@ -1,7 +1,5 @@
 """The Slurm that the tests start: it is one, it is whole, and it leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

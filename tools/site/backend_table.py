@@ -8,8 +8,6 @@ as supported if it raises nothing and both ranks get the right values. nccl take
 rank. What cannot run here has no column.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -1,7 +1,5 @@
 """What the pages promise in their source: both languages match, and no program code is pasted."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter

@@ -6,8 +6,6 @@ asks for and is not there ends the build, so a page cannot go on to explain code
 An extension, not a plug-in: it works in every program that renders Python-Markdown.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,8 +1,6 @@
 """The difference of two files as rows, and the rows as HTML that is one column on a phone and two
 on a wide screen. docs/assets/javascripts/compare.js makes the same HTML from the same rows."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

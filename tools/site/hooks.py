@@ -1,7 +1,5 @@
 """Hooks of MkDocs, for a site that does not know its address, nor that of the repository."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The built site in the system's Chromium, for the stills of figures and the tests of pages."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Parts of a source file, found by name or by text, and its lines, coloured."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json

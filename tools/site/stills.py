@@ -5,8 +5,6 @@
 They are in the pages before any script has run, without scripts, and in print.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path
