@@ -8,7 +8,6 @@ from faults import COSINE, STREAM
 IMPORTS = "from torch import nn\n"
 SAMPLER = "DistributedSampler(train_set)"
 EPOCH = "    sampler.set_epoch(epoch)\n"
-LOADER = "DataLoader(train_set, batch_size=8, sampler=sampler)"
 LOOP = "    for images, targets in loader:\n"
 LOSS = "        loss = nn.functional.cross_entropy(ddp(images), targets)\n"
 STEP = "        optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()\n"

@@ -3,14 +3,13 @@
 import json
 import multiprocessing
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from harness import ROOT, TOOLS, finish, start
+from harness import ROOT
 
 from tools.site import backend_table
 from tools.site.backend_table import TRIALS, attempt, dist
@@ -84,17 +83,6 @@ def test_what_goes_wrong_is_told(
     assert set(multiprocessing.active_children()) <= before
 
 
-@pytest.mark.proof
-def test_nothing_stays_when_it_is_stopped(tmp_path: Path) -> None:
-    """finish() fails if a process is left."""
-    tool = [sys.executable, TOOLS / "site/backend_table.py"]
-    process = start(tool, ROOT, {"TMPDIR": str(tmp_path)})
-    assert process.stdout.readline() == "functions/send, recv, gloo CPU, yes\n"
-    process.send_signal(signal.SIGINT)
-    assert finish(process, 60).returncode != 0
-    assert not list(tmp_path.iterdir())
-
-
 def test_cells_of_a_machine_with_gpus() -> None:
     """No test here has a GPU; the words of its cells can be read all the same."""
     no = {"state": "no", "says": "E: no"}
@@ -108,9 +96,3 @@ def test_cells_of_a_machine_with_gpus() -> None:
     assert lines[1].endswith("Could not be tried there: `gloo CPU`.")
     assert "| `send, recv` |  |" in lines
     assert "| `AVG` | `reduce` ✘ 1, `all_reduce` ✓ |" in lines and "1. `E: no`" in lines
-
-
-def test_nccl_takes_a_gpu_for_each_rank() -> None:
-    ranks = [0, 0, 2] if dist.is_nccl_available() else [0, 0, 0]
-    assert [backend_table.ranks_for("nccl CUDA", gpus) for gpus in (0, 1, 8)] == ranks
-    assert [backend_table.ranks_for("gloo CUDA", gpus) for gpus in (0, 1, 8)] == [0, 2, 2]
