@@ -30,7 +30,6 @@ import time
 from argparse import Namespace
 from pathlib import Path
 from time import perf_counter
-from typing import NoReturn
 
 import torch
 import torchvision
@@ -50,7 +49,7 @@ PIXELS = 255 * torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
 PIXELS = PIXELS.view(2, 3, 1, 1)
 
 
-def fail(line: str) -> NoReturn:
+def fail(line: str) -> None:
     """End this process with one line that says what to do, and status 1."""
     raise SystemExit(f"{CHAPTER}: error: {line}")
 

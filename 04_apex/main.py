@@ -36,7 +36,6 @@ from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -61,7 +60,7 @@ OPT_LEVELS = ["O0", "O1", "O2", "O3"]
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def fail(line: str) -> NoReturn:
+def fail(line: str) -> None:
     """End this process with one line that says what to do, and status 1."""
     raise SystemExit(f"{CHAPTER}: error: {line}")
 
@@ -220,6 +219,7 @@ def check_same(numbers: list[int], world_size: int, device: torch.device) -> Non
 
 def cleanup() -> None:
     """Disconnect from the other ranks after a good run. One that fails just exits."""
+    time.sleep(0.1)  # gloo frees its last tensors: until then torch 2.6 hangs below
     dist.destroy_process_group()  # [dist] without it a process may abort as it ends
 
 

@@ -37,7 +37,6 @@ from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -63,7 +62,7 @@ ASKED_TO_STOP: list[int] = []  # the signals that have come
 STOPPED = 75  # exit status: EX_TEMPFAIL of sysexits.h, "try again later"
 
 
-def fail(line: str) -> NoReturn:
+def fail(line: str) -> None:
     """End this process with one line that says what to do, and status 1."""
     raise SystemExit(f"{CHAPTER}: error: {line}")
 
@@ -253,6 +252,7 @@ def check_same(numbers: list[int], world_size: int, device: torch.device) -> Non
 
 def cleanup() -> None:
     """Disconnect from the other ranks after a good run. One that fails just exits."""
+    time.sleep(0.1)  # gloo frees its last tensors: until then torch 2.6 hangs below
     dist.destroy_process_group()  # [dist] without it a process may abort as it ends
 
 
