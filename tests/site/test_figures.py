@@ -212,6 +212,8 @@ def test_keyboard_pointer_and_address(page: Page, address: str, prefix: str) -> 
     assert sentence(page, "ring") == after
     assert page.evaluate("scrollY") > 1000
 
+    page.goto(f"{address}{prefix}concepts/#fig-shares?ranks=4")  # drop_last as on the page
+    assert page.locator("#fig-shares [name=drop]").is_checked()
     page.locator("#fig-shares [name=drop]").uncheck()
     assert page.locator("#fig-shares .fig-twice").count() == 2
     page.locator("#fig-shares [name=way]").select_option("none")
@@ -225,8 +227,9 @@ def test_keyboard_pointer_and_address(page: Page, address: str, prefix: str) -> 
         ("shares", "images=1000000000", ["images: 1000000000 is not possible, 60 is"]),
         ("shares", "way=<b>x", ["share: <b>x is not possible, sampler is"]),
         ("overlap", "gpus=-3&bandwidth=", ["GPUs: -3 is not possible, 1 is", "link: is not"]),
-        ("launch", "machines=3.4&lr=nan", ["machines: 3.4 is", "3 is", "rate: nan is not"]),
-        ("ring", "ranks=3&step=99", ["step: 99 is not possible, 14 is", "After 4 steps"]),
+        ("launch", "machines=3.4&lr=nan", ["machines: 3.4 is", "3 is shown (1–64)", "rate: nan"]),
+        ("launch", "nodes=4", ["There is no nodes here.", "8 ranks"]),
+        ("ring", "ranks=3&step=99", ["step: 99 is not possible, 4 is", "After 4 steps"]),
     ],
 )
 def test_what_is_not_possible(

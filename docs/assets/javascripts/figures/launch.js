@@ -39,7 +39,7 @@
     const rows = Object.entries(lines(state, result)).map(
       ([name, line]) => `<dt>${name}</dt><dd><code>${line}</code></dd>`,
     );
-    const values = { ...result, machines: state.machines };
+    const values = { ...result, steps: result.steps.toLocaleString("en") };
     for (const name of ["ours", "linear", "flag", "gigabytes"])
       values[name] = rounded(result[name]);
     const sentences = [fill(words.numbers, values), fill(words.rate, values)];
@@ -68,8 +68,6 @@
     words: {
       en: {
         title: "What do I type?",
-        link: "Link to this setting",
-        changed: "{name}: {given} is not possible, {used} is shown.",
         fields: {
           gpus: "GPUs per machine",
           machines: "machines",
@@ -79,16 +77,14 @@
           workers: "workers per GPU",
         },
         numbers:
-          "<b>{ranks} ranks, {globalBatch} images a step</b>, {steps} steps for an epoch of ImageNet; the loaders keep up to {gigabytes} GB a machine.",
-        rate: "The linear rule makes your rate <b>{linear}</b>, which is <code>--lr {flag}</code> here, where the flag is for 256 images; our default would give {ours}.",
+          "<b>{ranks} ranks, {globalBatch} images a step</b> (<code>--batch-size</code> is for all ranks together), {steps} full steps for an epoch of ImageNet; the loaders keep up to {gigabytes} GB a machine, two batches for each worker.",
+        rate: "The linear rule makes your rate <b>{linear}</b>. <code>--lr</code> is the rate for 256 images, and the program scales it to the batch: so it is <code>--lr {flag}</code>. Without it the rate would be {ours}.",
         far: "{globalBatch} images are more than the 8192 up to which Goyal et al. kept ResNet-50's accuracy: use fewer, or another optimizer.",
         none: "A step would need more images than ImageNet has.",
         each: "torchrun and mp.spawn are typed on each machine, mp.spawn with <code>--node-rank</code> 0, 1 and so on; srun and horovodrun once.",
       },
       zh: {
         title: "命令怎么写？",
-        link: "当前设置的链接",
-        changed: "{name}不能是 {given}，这里按 {used} 显示。",
         fields: {
           gpus: "每台机器的显卡数",
           machines: "机器数",
@@ -98,8 +94,8 @@
           workers: "每张卡的 worker 数",
         },
         numbers:
-          "<b>{ranks} 个 rank，每步 {globalBatch} 张图片</b>，ImageNet 一个 epoch 共 {steps} 步；每台机器的 DataLoader 最多占 {gigabytes} GB 内存。",
-        rate: "按线性规则，学习率是 <b>{linear}</b>。各章的 <code>--lr</code> 按 256 张图片计，所以写 <code>--lr {flag}</code>；不写的话，按默认值是 {ours}。",
+          "<b>{ranks} 个 rank，每步 {globalBatch} 张图片</b>（<code>--batch-size</code> 是所有 rank 的总数），ImageNet 一个 epoch 有 {steps} 个完整的步；每台机器的 DataLoader 最多占 {gigabytes} GB 内存，每个 worker 两个 batch。",
+        rate: "按线性规则，学习率应为 <b>{linear}</b>。<code>--lr</code> 填 256 张图片对应的值，程序会按总 batch 缩放，所以写 <code>--lr {flag}</code>；不写就用默认值，学习率是 {ours}。",
         far: "{globalBatch} 张超过了 8192 张，Goyal 等人的 ResNet-50 到这里为止准确率不降：请减小，或者换优化器。",
         none: "一步需要的图片比整个 ImageNet 还多。",
         each: "torchrun 和 mp.spawn 在每台机器上都要运行，mp.spawn 的 <code>--node-rank</code> 依次是 0、1……；srun 和 horovodrun 只运行一次。",

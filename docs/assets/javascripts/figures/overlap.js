@@ -71,13 +71,13 @@
       begin = ready;
     }
     parts.push(`<rect class="fig-optimizer" x="${at(step)}" y="24" width="10" height="80"/>`);
-    if (step > total) parts.push(`<path class="fig-arrived" d="M${at(total)} 64H${at(step)}"/>`);
+    if (step > total) parts.push(`<path class="fig-arrived" d="M${at(total)} 54H${at(step)}"/>`);
 
-    const legend = ["forward", "backward", "sent", "optimizer"].map(
-      (kind, index) =>
-        `<rect class="fig-${kind}" x="${left + index * 110}" y="122" width="14" height="14"/>` +
-        `<text x="${left + 18 + index * 110}" y="134">${words[kind]}</text>`,
-    );
+    const legend = ["forward", "backward", "sent", "waiting", "optimizer"].map((kind, index) => {
+      const [x, y] = [left + (index % 3) * 140, 122 + 22 * Math.floor(index / 3)];
+      const sign = `<rect class="fig-${kind}" x="${x}" y="${y}" width="14" height="14"/>`;
+      return `${sign}<text x="${x + 18}" y="${y + 12}">${words[kind]}</text>`;
+    });
     const heads = `<text x="${left}" y="16">${words.gpu}</text><text x="${left}" y="70">${words.network}</text>`;
     const values = {
       milliseconds: rounded(1000 * step),
@@ -86,11 +86,13 @@
       rate: rounded((state.gpus * state.images * state.accumulate) / step),
       count: buckets.length,
     };
-    const sentence = fill(words[step > total * 1.001 ? "waits" : "hides"], values);
+    let kind = step > total * 1.001 ? "waits" : "hides";
+    if (state.gpus === 1) kind = "alone";
+    const sentence = fill(words[kind], values);
     const label = sentence.replace(/<[^>]*>/g, "");
     const drawn = [heads, ...parts, ...legend].join("");
     return {
-      picture: `<svg viewBox="0 0 440 140" role="img" aria-label="${label}">${drawn}</svg>`,
+      picture: `<svg viewBox="0 0 440 162" role="img" aria-label="${label}">${drawn}</svg>`,
       sentence,
     };
   }
@@ -113,8 +115,6 @@
     words: {
       en: {
         title: "Does communication hide?",
-        link: "Link to this setting",
-        changed: "{name}: {given} is not possible, {used} is shown.",
         fields: {
           model: "model",
           images: "images per GPU",
@@ -137,7 +137,10 @@
         forward: "forward",
         backward: "backward",
         sent: "all-reduce",
-        optimizer: "optimizer",
+        waiting: "GPU waits",
+        optimizer: "optimizer (takes no time here)",
+        alone:
+          "One GPU has nothing to send: <b>{milliseconds} ms</b> a step, efficiency <b>{efficiency} %</b>, {rate} images/s.",
         hides:
           "All {count} all-reduces hide behind backward: <b>{milliseconds} ms</b> a step, efficiency <b>{efficiency} %</b>, {rate} images/s.",
         waits:
@@ -145,18 +148,16 @@
       },
       zh: {
         title: "通信藏得住吗？",
-        link: "当前设置的链接",
-        changed: "{name}不能是 {given}，这里按 {used} 显示。",
         fields: {
           model: "模型",
           images: "每张卡的图片数",
           gpus: "显卡数",
           bandwidth: "链路带宽（GB/s）",
           bucket: "<code>bucket_cap_mb</code>",
-          accumulate: "微批数（梯度累积）",
+          accumulate: "梯度累积次数",
           bf16: "梯度用 bf16",
           rate: "单卡每秒图片数（ResNet-50 或自己的模型）",
-          parameters: "自己的模型：百万参数",
+          parameters: "自己的模型：参数量（百万）",
         },
         options: {
           resnet18: "ResNet-18",
@@ -169,7 +170,10 @@
         forward: "前向",
         backward: "反向",
         sent: "all-reduce",
-        optimizer: "优化器",
+        waiting: "显卡等网络",
+        optimizer: "优化器（这里不计时间）",
+        alone:
+          "单卡不需要通信：每步 <b>{milliseconds} 毫秒</b>，效率 <b>{efficiency} %</b>，每秒 {rate} 张图片。",
         hides:
           "{count} 次 all-reduce 全部藏在反向里：每步 <b>{milliseconds} 毫秒</b>，效率 <b>{efficiency} %</b>，每秒 {rate} 张图片。",
         waits:

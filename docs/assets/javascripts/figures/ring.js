@@ -102,8 +102,6 @@
     words: {
       en: {
         title: "An all-reduce, step by step",
-        link: "Link to this setting",
-        changed: "{name}: {given} is not possible, {used} is shown.",
         fields: {
           ranks: "ranks",
           step: "step",
@@ -113,16 +111,14 @@
         begin:
           "Each rank has its own values, in as many chunks as there are ranks (a colour for each rank).",
         reduce:
-          "Step {step} of {steps}, reduce-scatter: what arrives (arrow) is added to the rank's own chunk.",
+          "Step {step} of {steps}, reduce-scatter: what arrives (arrow) is added to the rank's own chunk; the colours say whose values are in it.",
         gather:
           "Step {step} of {steps}, all-gather: a finished sum arrives and replaces the chunk.",
         end: "After {steps} steps every rank has every sum.",
-        cost: "So far each rank has sent <b>{now} MB</b>. To the end it is <b>{ring} MB</b> by the ring ({ringTime} ms), {all} MB if each sends all to all others ({allTime} ms), and {server} MB from a server in the middle, which receives as much ({serverTime} ms).",
+        cost: "So far each rank has sent <b>{now} MB</b>. To the end it is <b>{ring} MB</b> by the ring ({ringTime} ms), {all} MB if each sends all to all others ({allTime} ms), and {server} MB by one rank that serves all others, which receives as much ({serverTime} ms).",
       },
       zh: {
         title: "一步一步看 all-reduce",
-        link: "当前设置的链接",
-        changed: "{name}不能是 {given}，这里按 {used} 显示。",
         fields: {
           ranks: "rank 数",
           step: "第几步",
@@ -131,10 +127,10 @@
         },
         begin: "开始时每个 rank 只有自己的数据，有几个 rank 就切成几段（每个 rank 一种颜色）。",
         reduce:
-          "共 {steps} 步，第 {step} 步，reduce-scatter：收到的一段（箭头）加到自己的那一段上。",
+          "共 {steps} 步，第 {step} 步，reduce-scatter：收到的一段（箭头）累加到本地对应的一段，颜色表示其中有哪些 rank 的数据。",
         gather: "共 {steps} 步，第 {step} 步，all-gather：收到已经加完的一段，直接替换。",
         end: "{steps} 步之后，每个 rank 都有全部的和。",
-        cost: "到现在每个 rank 发出了 <b>{now} MB</b>。全部做完，环要发 <b>{ring} MB</b>（{ringTime} 毫秒）；每个 rank 都发给其他所有 rank，要发 {all} MB（{allTime} 毫秒）；经过中间一台参数服务器，它要发 {server} MB，还要收同样多（{serverTime} 毫秒）。",
+        cost: "到现在每个 rank 发出了 <b>{now} MB</b>。全部做完，用环，每个 rank 发 <b>{ring} MB</b>（{ringTime} 毫秒）；每个 rank 都发给其他所有 rank，要发 {all} MB（{allTime} 毫秒）；由其中一个 rank 兼任参数服务器，它要发 {server} MB，还要收同样多（{serverTime} 毫秒）。",
       },
     },
   };

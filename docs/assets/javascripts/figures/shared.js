@@ -8,7 +8,21 @@
 
   const range = (count) => Array.from({ length: count }, (_, index) => index);
   const fill = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
-  const rounded = (number, digits = 3) => Number(number.toPrecision(digits)).toLocaleString("en");
+  const rounded = (number, digits = 3) =>
+    number.toLocaleString("en", { maximumSignificantDigits: digits });
+
+  const WORDS = {
+    en: {
+      link: "Link to this setting",
+      changed: "{name}: {given} is not possible, {used} is shown ({allowed}).",
+      unknown: "There is no {name} here.",
+    },
+    zh: {
+      link: "当前设置的链接",
+      changed: "{name} 不能是 {given}，这里按 {used} 显示（{allowed}）。",
+      unknown: "这里没有 {name} 这一项。",
+    },
+  };
 
   // The state that is nearest to what was given (texts by name), and what had to be changed for it.
   function fit(fields, given) {
@@ -29,7 +43,7 @@
       }
       const known = typeof value === "boolean" ? ["true", "false"] : [String(state[name])];
       const same = options || !Number.isFinite(Number(text)) ? text : String(Number(text));
-      if (!known.includes(same)) changes.push({ name, given: text, used: state[name] });
+      if (!known.includes(same)) changes.push({ field, given: text });
     }
     return { state, changes };
   }
@@ -81,7 +95,7 @@
       "</form>",
       `<section class="fig-picture" data-search-exclude>${picture}</section>`,
       `<p class="fig-sentence" role="status">${sentence}</p>`,
-      `<p class="fig-foot" data-search-exclude><a href="${escaped(address(name, state))}">${words[language].link}</a></p>`,
+      `<p class="fig-foot" data-search-exclude><a href="${escaped(address(name, state))}">${WORDS[language].link}</a></p>`,
     ].join("\n");
   }
 
@@ -98,10 +112,16 @@
       const { state, changes } = fit(figure.fields, given);
       figure.limit?.(state);
       const { picture, sentence } = parts(name, state, language);
-      const notes = changes.map((change) => {
-        const label = words.fields[change.name];
-        return fill(words.changed, { ...change, given: escaped(change.given), name: label });
+      const notes = changes.map(({ field, given: text }) => {
+        const { name: key, min, max, options = ["true", "false"] } = field;
+        const allowed = max === undefined ? options.join(", ") : `${min}–${max}`;
+        const values = { name: words.fields[key], given: escaped(text), used: state[key], allowed };
+        return fill(WORDS[language].changed, values);
       });
+      for (const key of Object.keys(given)) {
+        if (key in state) continue;
+        notes.push(fill(WORDS[language].unknown, { name: escaped(key) }));
+      }
       element.querySelector(".fig-picture").innerHTML = picture;
       element.querySelector(".fig-sentence").innerHTML = [...notes, sentence].join(" ");
       element.querySelector(".fig-foot a").href = address(name, state);
@@ -133,7 +153,8 @@
     function go() {
       const [, wanted, query] = /^#fig-(\w+)\?(.*)$/.exec(location.hash) ?? [];
       if (wanted !== name) return;
-      write(show(Object.fromEntries(new URLSearchParams(query))), null);
+      form.reset(); // what the address leaves out is as in the still picture
+      write(show({ ...read(), ...Object.fromEntries(new URLSearchParams(query)) }), null);
       element.scrollIntoView();
     }
 

@@ -119,8 +119,6 @@
     words: {
       en: {
         title: "Who gets which image?",
-        link: "Link to this setting",
-        changed: "{name}: {given} is not possible, {used} is shown.",
         fields: {
           images: "images",
           ranks: "ranks",
@@ -138,7 +136,7 @@
         },
         never: "never",
         count:
-          "Steps: <b>{steps}</b>. Images that are seen more than once: <b>{twice}</b>; never: <b>{missing}</b>.",
+          "Steps: <b>{steps}</b> (the groups in a row). Images that are seen more than once (red): <b>{twice}</b>; never: <b>{missing}</b>.",
         uneven:
           "Some rank has only {fewest}: fine in our evaluation, but in training the others would wait for it for ever.",
         accuracy:
@@ -147,8 +145,6 @@
       },
       zh: {
         title: "哪张图片分给谁？",
-        link: "当前设置的链接",
-        changed: "{name}不能是 {given}，这里按 {used} 显示。",
         fields: {
           images: "图片数",
           ranks: "rank 数",
@@ -166,10 +162,10 @@
         },
         never: "没有用到",
         count:
-          "共 <b>{steps} 步</b>。用了两次以上的图片：<b>{twice}</b> 张；一次也没用到的：<b>{missing}</b> 张。",
+          "共 <b>{steps} 步</b>（一行里每组是一步）。重复用到的图片（红色）：<b>{twice}</b> 张；一次也没用到的：<b>{missing}</b> 张。",
         uneven: "有的 rank 只有 {fewest} 步：我们的评估不受影响，但训练时其他 rank 会一直等它。",
         accuracy:
-          "如果这是评估（带下划线的图片猜错了），得到的准确率是 <b>{reported} %</b>，真实值是 {right} %。",
+          "如果这是评估（带下划线的图片猜错了），算出的准确率是 <b>{reported} %</b>，真实值是 {right} %。",
         same: "没有调用 <code>set_epoch</code>，所以和第 0 个 epoch 的顺序一样。",
       },
     },
