@@ -30,12 +30,12 @@ import importlib
 import json
 import math
 import os
-import time
 from argparse import Namespace
 from datetime import timedelta
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep, time
 from types import ModuleType
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -60,7 +60,7 @@ OPT_LEVELS = ["O0", "O1", "O2", "O3"]
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def fail(line: str) -> None:
+def fail(line: str) -> NoReturn:
     """End this process with one line that says what to do, and status 1."""
     raise SystemExit(f"{CHAPTER}: error: {line}")
 
@@ -219,7 +219,7 @@ def check_same(numbers: list[int], world_size: int, device: torch.device) -> Non
 
 def cleanup() -> None:
     """Disconnect from the other ranks after a good run. One that fails just exits."""
-    time.sleep(0.1)  # gloo frees its last tensors: until then torch 2.6 hangs below
+    sleep(0.1)  # gloo frees its last tensors: until then torch 2.6 hangs below
     dist.destroy_process_group()  # [dist] without it a process may abort as it ends
 
 
@@ -536,7 +536,7 @@ class RunLog:
             return
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        row = {"event": event, "time": time.time(), "epoch": self.epoch}
+        row = {"event": event, "time": time(), "epoch": self.epoch}
         row.update(step=self.step, **fields)
         with (self.folder / self.name).open("a") as file:
             file.write(json.dumps(row) + "\n")

@@ -25,10 +25,10 @@ import argparse
 import json
 import math
 import os
-import time
 from argparse import Namespace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
+from typing import NoReturn
 
 import torch
 import torchvision
@@ -52,7 +52,7 @@ PIXELS = 255 * torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
 PIXELS = PIXELS.view(2, 3, 1, 1)
 
 
-def fail(line: str) -> None:
+def fail(line: str) -> NoReturn:
     """End this process with one line that says what to do, and status 1."""
     raise SystemExit(f"{CHAPTER}: error: {line}")
 
@@ -388,7 +388,7 @@ class RunLog:
             return
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        row = {"event": event, "time": time.time(), "epoch": self.epoch}
+        row = {"event": event, "time": time(), "epoch": self.epoch}
         row.update(step=self.step, **fields)
         with (self.folder / self.name).open("a") as file:
             file.write(json.dumps(row) + "\n")

@@ -41,7 +41,7 @@ from harness import load_chapter
 chapter = load_chapter(sys.argv[1])
 own = chapter.build_model
 def build_model(*given):
-    print("threads", torch.get_num_threads(), flush=True)
+    print(f"threads {torch.get_num_threads()}", flush=True)  # in one write, whole
     return own(*given)
 if __name__ in ("__main__", "__mp_main__"):
     chapter.build_model = build_model

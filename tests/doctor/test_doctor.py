@@ -26,7 +26,7 @@ from doctor.checks.data import equal_stream
 from doctor.checks.speed import check_devices
 from doctor.ranks import Rank
 from doctor.report import FINDINGS, LANGUAGES, SEVERITIES, Finding, Report, read_words
-from examined import assert_all_ran, examined_text, shown
+from examined import assert_all_ran, contract, examined_text, shown
 
 
 def test_nothing_in_a_right_script(crew: Crew, tmp_path: Path) -> None:
@@ -310,3 +310,39 @@ def test_one_file(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(faults.broken("same_order"))
     result = run([sys.executable, packed, "--lang", "zh", *TORCHRUN, "script.py"], tmp_path, 100)
     assert result.returncode == 1 and "WRONG RESULT  same_order" in result.stdout, result.output
+
+
+def test_contract_of_the_two_halves() -> None:
+    """What EVENTS.md says of writers and readers; examined.py compares it with every run."""
+    doctor = TOOLS / "doctor"
+    both = {"ranks": doctor / "ranks.py"}
+    both |= {file.stem: file for file in (doctor / "checks").glob("*.py")}
+    written = {file.stem: file.read_text() for file in (doctor / "recorder").glob("*.py")}
+    for event, (fields, writer, readers) in contract().items():
+        assert re.search(rf'event\(\s*"{event}"', written[writer]) or event == "figures", event
+        read = "".join(both[reader].read_text() for reader in readers)
+        lost = [name for name in fields if f'"{name}"' not in read and f".{name}" not in read]
+        assert not lost, f"{event}: nobody reads {lost}"
+    names = re.findall(r'event\(\s*"(\w+)"', "".join(written.values()))
+    assert set(names) == set(contract())
+
+
+def test_rooms() -> None:
+    """Each is small and says what it is; no room imports one that imports it."""
+    doctor = TOOLS / "doctor"
+    needs = {}
+    for room in doctor.rglob("*.py"):
+        text = room.read_text()
+        assert text.count("\n") <= 350 and (text.startswith('"""') or not text), room
+        needs[room] = set()
+        for dots, module, names in re.findall(r"^from (\.+)([\w.]*) import (.+)", text, re.M):
+            folder = room.parents[len(dots) - 1] / module.replace(".", "/")
+            files = [
+                folder.with_suffix(".py"),
+                *(folder / f"{name}.py" for name in names.split(", ")),
+            ]
+            needs[room] |= {file for file in files if file.exists()}
+    while free := [room for room, needed in needs.items() if not needed & needs.keys()]:
+        for room in free:
+            del needs[room]
+    assert not needs, "a circle"

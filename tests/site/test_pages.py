@@ -232,7 +232,7 @@ def test_diff_is_that_of_the_files() -> None:
     first, then = old.after_docstring(), new.after_docstring()
     kept = [line for n, line in enumerate(old.lines, 1) if n >= first and n not in gone]
     assert kept == [line for n, line in enumerate(new.lines, 1) if n >= then and n not in come]
-    assert 20 < len(gone) + len(come) < 80
+    assert len(gone) + len(come) > 20  # how many at most: test_static.py
 
 
 # --- both languages match -------------------------------------------------------------------------

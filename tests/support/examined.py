@@ -49,10 +49,18 @@ def record(script: str, folder: str, *argv: str) -> None:
         notes.active = False
 
 
+def contract() -> dict[str, tuple[set[str], str, list[str]]]:
+    """EVENTS.md: each event's fields, the file that writes it, and the files that read it."""
+    rows = re.findall(r"^\| (\w+) \| (.*) \| (\w+) \| (.*) \|$", EVENTS.read_text(), re.M)
+    return {
+        event: (set(re.findall(r"`(\w+)`", fields)), writer, readers.split(", "))
+        for event, fields, writer, readers in rows
+    }
+
+
 def assert_contract_kept(folder: Path) -> None:
     """Each event that a run has written has the fields that EVENTS.md names, and no other."""
-    rows = re.findall(r"^\| (\w+) \| (.*) \|$", EVENTS.read_text(), re.M)
-    known = {event: set(re.findall(r"`(\w+)`", fields)) for event, fields in rows}
+    known = {event: fields for event, (fields, _, _) in contract().items()}
     for line in [line for file in folder.glob("*.jsonl") for line in file.open()]:
         event = json.loads(line)
         fields = set(event) - {"e", "t"}

@@ -110,9 +110,11 @@ def test_committed_results_are_rendered_as_they_stand(result: Path, tmp_path: Pa
 
 def test_mistakes_end_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benchmark, "HOROVODRUN", Path("nowhere"))
     Path("benchmark.json").write_text("{}")
     for words, line in (
         ("--variants=02 fast", "error: --variants: no '02 fast'"),
+        ("--variants=05", "error: 05 needs Horovod"),
         ("--out=.", "holds a benchmark.json: give another --out"),
     ):
         with pytest.raises(SystemExit, match=line) as ended:

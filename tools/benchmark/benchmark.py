@@ -79,6 +79,8 @@ def choose_variants(args: argparse.Namespace) -> list[str]:
     for name in names:
         if not re.fullmatch(known, name):
             fail(f"--variants: no {name!r} with --processes {args.processes}, see --help")
+        if name.startswith("05") and not HOROVODRUN.is_file():
+            fail("05 needs Horovod: bash 05_horovod/install.sh")
     return names
 
 

@@ -234,9 +234,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--traincheck", type=Path, metavar="BIN", help="where its commands are")
     parser.add_argument("--write", action="store_true", help="into docs/assets/results/cases")
     args = parser.parse_args()
+    known = all_cases()
     for name in args.cases:
-        if name not in all_cases():
-            parser.error(f"no case {name}; there are {', '.join(all_cases())}")
+        if name not in known:
+            parser.error(f"no case {name}; there are {', '.join(known)}")
+    if args.traincheck and not (args.traincheck / "traincheck-collect").exists():
+        parser.error(f"--traincheck {args.traincheck}: there is no traincheck-collect in it")
     return args
 
 

@@ -40,15 +40,16 @@ def stills(page: Page) -> dict[str, str]:
 
 
 def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
-    for old in FOLDER.glob("*.html"):
-        old.unlink()
     with browser() as started:
         page = started.new_page()
         load(page)
-        for name, html in stills(page).items():
-            (FOLDER / name).write_text(html, encoding="utf-8")
-            print(FOLDER / name)
+        drawn = stills(page)
+    FOLDER.mkdir(exist_ok=True)
+    for old in FOLDER.glob("*.html"):
+        old.unlink()
+    for name, html in drawn.items():
+        (FOLDER / name).write_text(html, encoding="utf-8")
+        print(FOLDER / name)
 
 
 if __name__ == "__main__":
