@@ -232,6 +232,8 @@ def wrap_model(args: Namespace, model: Module) -> Module:
 def all_reduce_sum(tensor: Tensor) -> Tensor:
     """The sum over all ranks, in place. If a rank does not call it, the others wait."""
     dist.all_reduce(tensor)  # [dist]
+    if tensor.is_cpu:
+        sleep(0.02)  # gloo frees tensors: workers forked meanwhile hang Python 3.11
     return tensor
 
 
@@ -240,6 +242,7 @@ def broadcast_buffers(model: Module) -> None:
     but after the last step of an epoch they differ again."""
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)  # [dist]
+    sleep(0.02)  # as in all_reduce_sum
 
 
 def check_same(numbers: list[int], world_size: int, device: torch.device) -> None:

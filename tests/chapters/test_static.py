@@ -19,7 +19,7 @@ ALL_CHAPTERS = [DP, HUB, SPAWN, APEX, HOROVOD, SLURM, EVAL]
 # imagenet/main.py 4.3 and 36.
 BOUNDS = {"nodes": 5.2, "characters": 48, "tuples": 4, "merges": 0}
 LEAST_BLANK = 5
-LINE_CAP = {DP: 569, HUB: 580, SPAWN: 636, APEX: 755, HOROVOD: 602, SLURM: 734, EVAL: 727}
+LINE_CAP = {DP: 569, HUB: 583, SPAWN: 639, APEX: 758, HOROVOD: 602, SLURM: 737, EVAL: 730}
 # Changed lines (added plus removed) against 02, the docstring aside.
 CHANGED_CAP = {DP: 130, SPAWN: 75, APEX: 230, HOROVOD: 110, SLURM: 210, EVAL: 180}
 

@@ -119,7 +119,7 @@ PLANTED = {
         "exactness", "02_distributed/main.py", "    return tensor\n",
         "    PIXELS.held = [getattr(PIXELS, 'held', 0), torch.ones(20_000)]\n    return tensor\n"),
     "two ranks on one device, over gloo": (
-        "exactness", "02_distributed/main.py", "    model.train()\n", "    time.sleep(1e6)\n"),
+        "exactness", "02_distributed/main.py", "    model.train()\n", "    sleep(1e6)\n"),
     "02's loop against a bare one": (
         "speed", "01_dataparallel/main.py", "        loss.backward()", "        raise OSError"),
 }  # fmt: skip
