@@ -3,21 +3,20 @@ steps is missed when it is left out, and each recipe works, and is needed, on tw
 
 import ast
 import contextlib
-import copy
 import io
 import os
 import random
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
-import recipes
 import torch
 import torch.distributed as dist
 from crew import Crew
@@ -26,11 +25,21 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
 EXAMPLES = ROOT / "docs/examples/convert"
-SINGLE, MULTI = ((EXAMPLES / f"{name}.py").read_text() for name in ("single", "multi"))
+SINGLE = (EXAMPLES / "single.py").read_text()
+MULTI = (EXAMPLES / "multi.py").read_text()
+RECIPES = (EXAMPLES / "recipes.py").read_text()
+
+
+def without(text: str, *lines: tuple[str, str]) -> str:
+    """A script with something else in the place of some of its parts."""
+    for old, new in lines:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
 
 # -------------------------------------------------------------------------------- the whole script
 
@@ -43,14 +52,10 @@ def same_order(self: RandomSampler) -> Iterator[int]:
 
 
 def play(source: str, folder: Path, alike: bool = False) -> dict[str, Any]:
-    """Run a script as its launcher would, in float64: what it printed, the weights of its last
-    model, how many batches it trained on, the images, and the text of an error."""
-    models, trained, images = [], [], []
-    own_eval, own_loss, own_item = nn.Sequential.eval, cross_entropy, TensorDataset.__getitem__
-
-    def evaluated(model: nn.Module) -> nn.Module:
-        models.append(model)
-        return own_eval(model)
+    """Run a script as its launcher would, in float64: what it printed, the sizes of the batches it
+    trained on, the images, and whether it has left a process group open."""
+    trained, images, printed = [], [], io.StringIO()
+    own_loss, own_item = cross_entropy, TensorDataset.__getitem__
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         trained.append(len(targets))
@@ -61,26 +66,24 @@ def play(source: str, folder: Path, alike: bool = False) -> dict[str, Any]:
         return own_item(self, index)
 
     torch.set_default_dtype(torch.float64)
-    printed, error = io.StringIO(), None
     with contextlib.ExitStack() as stack:
         stack.callback(os.chdir, os.getcwd())
         os.chdir(folder)
         stack.callback(torch.set_default_dtype, torch.float32)
         stack.enter_context(mock.patch.object(sys, "argv", ["script", "--epochs", "2"]))
-        stack.enter_context(mock.patch.object(nn.Sequential, "eval", evaluated))
         stack.enter_context(mock.patch("torch.nn.functional.cross_entropy", loss))
         stack.enter_context(mock.patch.object(TensorDataset, "__getitem__", item))
         stack.enter_context(mock.patch.object(TensorDataset, "__getitems__", None, create=True))
         if alike:
             stack.enter_context(mock.patch.object(RandomSampler, "__iter__", same_order))
         stack.enter_context(contextlib.redirect_stdout(printed))
-        try:
-            exec(compile(source, "script", "exec"), {"__name__": "__main__"})
-        except (RuntimeError, ValueError) as failure:
-            error = str(failure)
-    weights = models[-1].state_dict() if models else {}
-    return {"printed": printed.getvalue(), "weights": weights, "trained": trained,
-            "images": images, "error": error}  # fmt: skip
+        exec(compile(source, "script", "exec"), {"__name__": "__main__"})
+    return {
+        "printed": printed.getvalue(),
+        "trained": trained,
+        "images": images,
+        "open": dist.is_initialized(),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -97,37 +100,29 @@ def test_converted(crew: Crew, world_size: int, alone: dict, tmp_path: Path) -> 
     first, *others = crew.run(play, MULTI, tmp_path, world_size=world_size)
     assert first["printed"] == alone["printed"] and first["printed"].count("of 301 right") == 2
     assert first["trained"] == [48 // world_size] * len(alone["trained"])
-    for name, value in alone["weights"].items():
-        torch.testing.assert_close(first["weights"][name], value, atol=1e-10, rtol=0)
     saved = torch.load(tmp_path / "model.pt")
     for name, value in alone["saved"].items():
         torch.testing.assert_close(saved[name], value, atol=1e-10, rtol=0)
     assert [answer["printed"] for answer in others] == [""] * (world_size - 1)
-    assert not dist.is_initialized()
-
-
-def without(*lines: tuple[str, str]) -> str:
-    """multi.py with parts of it put back to what single.py has."""
-    text = MULTI
-    for old, new in lines:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return text
+    assert not first["open"]
 
 
 BACKEND = '"nccl" if device.type == "cuda" else "gloo"'
+# Parts of multi.py, and what single.py has there.
 FORGOTTEN = {
-    "1": without((f"dist.init_process_group({BACKEND})", "pass"),
-                 ("dist.get_rank(), dist.get_world_size()", "0, 2")),
-    "2": without(("args.batch_size // world_size", "args.batch_size")),
-    "3": without(("batch, sampler=sampler,", "batch, shuffle=True,")),
-    "4": without(("ddp_model = DistributedDataParallel(model)", "ddp_model = model")),
-    "5": without(("sampler.set_epoch(epoch)", "pass")),
-    "6a": without((", sampler=share", "")),
-    "6b": without(("dist.all_reduce(totals)", "pass")),
-    "7": without(("if rank == 0:  # step 7: one line", "if True:  #")),
-    "8": without(("dist.destroy_process_group()", "pass")),
-}  # fmt: skip
+    "1": [
+        (f"dist.init_process_group({BACKEND})", "pass"),
+        ("dist.get_rank(), dist.get_world_size()", "0, 2"),
+    ],
+    "2": [("args.batch_size // world_size", "args.batch_size")],
+    "3": [("batch, sampler=sampler,", "batch, shuffle=True,")],
+    "4": [("ddp_model = DistributedDataParallel(model)", "ddp_model = model")],
+    "5": [("sampler.set_epoch(epoch)", "pass")],
+    "6a": [(", sampler=share", "")],
+    "6b": [("dist.all_reduce(totals)", "pass")],
+    "7": [("if rank == 0:  # step 7: one line", "if True:  #")],
+    "8": [("dist.destroy_process_group()", "pass")],
+}
 
 
 def epochs_of(answer: dict) -> list[list[int]]:
@@ -136,35 +131,30 @@ def epochs_of(answer: dict) -> list[list[int]]:
     return [order[: len(order) // 2], order[len(order) // 2 :]]
 
 
-def left_open(source: str, folder: Path) -> bool:
-    play(source, folder)
-    return dist.is_initialized()
-
-
 @pytest.mark.parametrize("step", FORGOTTEN)
-def test_forgotten_step(crew: Crew, step: str, tmp_path: Path) -> None:
+def test_forgotten_step(crew: Crew, step: str, alone: dict, tmp_path: Path) -> None:
     """What the page says that one would see."""
-    if step == "8":
-        assert crew.run(left_open, FORGOTTEN[step], tmp_path, world_size=2) == [True, True]
-        return
-    first, second = crew.run(play, FORGOTTEN[step], tmp_path, world_size=2)
+    script = without(MULTI, *FORGOTTEN[step])
     if step == "1":
-        assert "Default process group has not been initialized" in first["error"]
+        with pytest.raises(AssertionError, match="Default process group has not been initialized"):
+            crew.run(play, script, tmp_path, world_size=2)
         return
-    assert first["error"] is None
+    first, second = crew.run(play, script, tmp_path, world_size=2)
     if step == "2":  # half as many steps
         assert len(first["trained"]) == 20 and first["trained"][0] == 48
     elif step == "3":  # both train on all images, and on the same
         assert len(first["trained"]) == 2 * 41 and epochs_of(first) == epochs_of(second)
-    elif step == "4":
-        weights = [answer["weights"]["0.weight"] for answer in (first, second)]
-        assert not torch.equal(*weights)
+    elif step == "4":  # rank 0 has trained alone
+        saved = torch.load(tmp_path / "model.pt")["0.weight"]
+        assert not torch.allclose(saved, alone["saved"]["0.weight"], atol=1e-6)
     elif step == "5":
         assert epochs_of(first)[0] == epochs_of(first)[1]
     elif step in ("6a", "6b"):
         assert f"of {602 if step == '6a' else 151} right" in first["printed"]
     elif step == "7":
         assert first["printed"] == second["printed"] != ""
+    elif step == "8":
+        assert first["open"] and second["open"]
 
 
 def test_steps_are_numbered() -> None:
@@ -187,11 +177,20 @@ def test_steps_are_numbered() -> None:
 # --------------------------------------------------------------------------------------- recipes
 
 
-def joined() -> tuple[int, int]:
+def joined(source: str = RECIPES) -> Any:
+    """In a crew member: what a script defines, in a process group and with the same seed."""
     dist.init_process_group("gloo")
     dist.barrier()  # a rank that has left already would close a connection that is being made
+    names: dict[str, Any] = {"__name__": "recipes"}
+    exec(compile(source, "recipes", "exec"), names)
     torch.manual_seed(0)
-    return dist.get_rank(), dist.get_world_size()
+    return SimpleNamespace(**names)
+
+
+def on_two(crew: Crew, function: Callable, *args: Any, point: str = "", instead: str = "") -> list:
+    """What two ranks answer that use recipes.py as it is, or with a point of it taken out."""
+    source = without(RECIPES, (point, instead)) if point else RECIPES
+    return crew.run(function, source, *args, world_size=2)
 
 
 def counted(sent: list, bucket):
@@ -205,57 +204,52 @@ def flat(model: nn.Module) -> Tensor:
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
-def weighted(recipe: bool) -> list[list[int]]:
+def weighted(source: str) -> list[list[int]]:
     """The images of two epochs. Class 1 is a tenth of the images, and weighs nine times as much."""
-    rank, world_size = joined()
+    recipes = joined(source)
     weights = torch.ones(1000)
     weights[:100] = 9.0
-    sampler: Any = torch.utils.data.WeightedRandomSampler(weights, 1000 // world_size)
-    if recipe:
-        sampler = recipes.DistributedWeightedSampler(weights, rank, world_size)
+    sampler = recipes.DistributedWeightedSampler(weights, dist.get_rank(), dist.get_world_size())
     epochs = []
     for epoch in range(2):
-        if recipe:
-            sampler.set_epoch(epoch)
+        sampler.set_epoch(epoch)
         epochs.append(list(sampler))
     return epochs
 
 
 def test_weighted(crew: Crew) -> None:
-    first, second = crew.run(weighted, False, world_size=2)
-    assert first == second
-    first, second = crew.run(weighted, True, world_size=2)
+    first, second = on_two(crew, weighted)
     for ours, theirs in zip(first, second, strict=True):
         assert ours != theirs and len(ours) == len(theirs) == 500
         assert 0.4 < sum(index < 100 for index in ours + theirs) / 1000 < 0.6
     assert first[0] != first[1]
+    first, second = on_two(crew, weighted, point="self.rank :: self.world_size", instead="::2")
+    assert first == second
 
 
 def records() -> Iterator[int]:
     return iter(range(103))
 
 
-class Whole(torch.utils.data.IterableDataset):
-    def __iter__(self) -> Iterator[int]:
-        return records()
-
-
-def iterable(recipe: bool, workers: int) -> tuple[list[int], int]:
-    rank, world_size = joined()
-    data = recipes.Share(records, rank, world_size) if recipe else Whole()
-    loader = DataLoader(data, 5, num_workers=workers)
+def iterable(source: str, workers: int) -> tuple[list[int], int]:
+    """All records of a rank, and the batches of its epoch."""
+    recipes = joined(source)
+    data = recipes.Share(records, dist.get_rank(), dist.get_world_size())
+    context = "fork" if workers else None  # no other takes a class that exec has made
+    loader = DataLoader(data, 5, num_workers=workers, multiprocessing_context=context)
     batches = [batch.tolist() for batch in loader]
     steps = len(list(recipes.batches_of_an_epoch(loader, 103, 10)))
-    return [number for batch in batches for number in batch], steps
+    return sum(batches, []), steps
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_iterable(crew: Crew, workers: int) -> None:
-    first, second = crew.run(iterable, False, workers, world_size=2)
-    assert sorted(first[0] + second[0]) == sorted([*range(103)] * 2 * max(1, workers))
-    first, second = crew.run(iterable, True, workers, world_size=2)
+    first, second = on_two(crew, iterable, workers)
     assert sorted(first[0] + second[0]) == list(range(103))
     assert len(first[0]) != len(second[0]) and first[1] == second[1] == 10
+    share = "islice(self.read(), first, None, self.world_size * workers)"
+    first, second = on_two(crew, iterable, workers, point=share, instead="self.read()")
+    assert sorted(first[0] + second[0]) == sorted([*range(103)] * 2 * max(1, workers))
 
 
 class Augmented(Dataset):
@@ -268,69 +262,60 @@ class Augmented(Dataset):
         return random.random(), float(np.random.rand()), torch.rand(()).item()
 
 
-def augmentations(recipe: bool, workers: int) -> list[list[float]]:
-    rank, _ = joined()
-    recipes.seed_all(0, rank if recipe else 0)
+def augmentations(source: str, workers: int) -> list[list[float]]:
+    joined(source).seed_all(0, dist.get_rank())
     return torch.stack(next(iter(DataLoader(Augmented(), 4, num_workers=workers)))).tolist()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_random_numbers(crew: Crew, workers: int) -> None:
-    first, second = crew.run(augmentations, False, workers, world_size=2)
-    assert first == second
-    first, second = crew.run(augmentations, True, workers, world_size=2)
+    first, second = on_two(crew, augmentations, workers)
     for ours, theirs in zip(first, second, strict=True):
         assert not set(ours) & set(theirs)
+    first, second = on_two(crew, augmentations, workers, point="1_000_003 + rank", instead="1")
+    assert first == second
 
 
-def accumulated(how: str) -> tuple[Tensor, int]:
-    """Seven batches in groups of three: the weights, and how often buckets were all-reduced. Alone:
-    a plain loop over batches of three times the size, the last one smaller."""
-    rank, world_size = (0, 1) if how == "alone" else joined()
+def seven_batches() -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
-    inputs, targets = torch.randn(7, 4, 8).double(), torch.randint(3, (7, 4))
-    model, sent = nn.Linear(8, 3).double(), []
-    optimizer = SGD(model.parameters(), lr=5.0)
-    if how == "alone":
-        for low in (0, 3, 6):
-            optimizer.zero_grad()
-            losses = map(cross_entropy, model(inputs[low : low + 3]), targets[low : low + 3])
-            torch.stack(list(losses)).mean().backward()
-            nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
-            optimizer.step()
-        return flat(model), 0
+    model = nn.Linear(8, 3).double()
+    return model, torch.randn(7, 4, 8).double(), torch.randint(3, (7, 4))
 
-    ddp_model = DistributedDataParallel(model)
-    ddp_model.register_comm_hook(sent, counted)
-    mine = slice(rank, None, world_size)
+
+def accumulated(source: str) -> tuple[Tensor, int]:
+    """Seven batches in groups of three: the weights, and how often buckets were all-reduced."""
+    recipes = joined(source)
+    model, inputs, targets = seven_batches()
+    mine = slice(dist.get_rank(), None, dist.get_world_size())
     loader = [(x[mine], y[mine]) for x, y in zip(inputs, targets, strict=True)]
-    if how == "without no_sync":
-        ddp_model.no_sync = contextlib.nullcontext
-    if how == "clipped alone":  # each batch, before the ranks have met
-        own = recipes.cross_entropy
-
-        def clipped(logits: Tensor, wanted: Tensor) -> Tensor:
-            nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
-            return own(logits, wanted)
-
-        with mock.patch.object(recipes, "cross_entropy", clipped):
-            recipes.train_accumulating(ddp_model, loader, optimizer, 3)
-    elif how == "rest dropped":
-        recipes.train_accumulating(ddp_model, loader[:6], optimizer, 3)
-    else:
-        recipes.train_accumulating(ddp_model, loader, optimizer, 3)
+    ddp_model, sent = DistributedDataParallel(model), []
+    ddp_model.register_comm_hook(sent, counted)
+    recipes.train_accumulating(ddp_model, loader, SGD(model.parameters(), lr=5.0), 3)
     return flat(model), len(sent)
 
 
+CLIPPED_ALONE = "loss.backward(); nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)"
+
+
 def test_accumulation_and_clipping(crew: Crew) -> None:
-    ((expected, _),) = crew.run(accumulated, "alone")
-    for how, same, communicates in [
-        ("recipe", True, 3), ("without no_sync", True, 7), ("clipped alone", False, 3),
-        ("rest dropped", False, 2),
-    ]:  # fmt: skip
-        (first, sent), (second, _) = crew.run(accumulated, how, world_size=2)
-        assert torch.equal(first, second) and sent == communicates, how
-        assert torch.allclose(first, expected, atol=1e-10, rtol=0) == same, how
+    """As a plain loop over batches of three times the size, the last one smaller."""
+    model, inputs, targets = seven_batches()
+    optimizer = SGD(model.parameters(), lr=5.0)
+    for low in (0, 3, 6):
+        optimizer.zero_grad()
+        logits = model(inputs[low : low + 3].flatten(0, 1))
+        cross_entropy(logits, targets[low : low + 3].flatten()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+        optimizer.step()
+    for point, instead, same, communicates in (
+        ("", "", True, 3),
+        ("nullcontext() if last else model.no_sync()", "nullcontext()", True, 7),
+        ("loss.backward()", CLIPPED_ALONE, False, 3),  # before the ranks have met
+        (" or number == len(loader)", "", False, 2),  # the rest is dropped
+    ):
+        (first, sent), (second, _) = on_two(crew, accumulated, point=point, instead=instead)
+        assert torch.equal(first, second) and sent == communicates, point
+        assert torch.allclose(first, flat(model), atol=1e-10, rtol=0) == same, point
 
 
 class TwoHeads(nn.Module):
@@ -343,67 +328,55 @@ class TwoHeads(nn.Module):
         return self.head(hidden) + (self.other(hidden) if both else 0)
 
 
-def unused(wrapped: str) -> tuple[str, Tensor]:
-    """The text of an error, and the weights."""
-    rank, _ = joined()
-    model, error = TwoHeads(), ""
-    if wrapped == "plain":
-        ddp_model = DistributedDataParallel(model)
-    else:
-        ddp_model = recipes.wrap(model, model.dead, changing=wrapped != "never used")
-    changing = wrapped in ("plain", "recipe")
+def unused(source: str, changing: bool) -> Tensor:
+    """The weights after three steps, with another part of the model in each or without `dead`."""
+    model = TwoHeads()
+    ddp_model = joined(source).wrap(model, model.dead, changing)
     optimizer = SGD(model.parameters(), lr=0.1)
-    torch.manual_seed(rank)
-    try:
-        for step in range(3):
-            optimizer.zero_grad()
-            ddp_model(torch.randn(3, 4), step % 2 == 1 or not changing).sum().backward()
-            optimizer.step()
-    except RuntimeError as failure:
-        error = str(failure)
-    return error, flat(model)
-
-
-def test_unused_parameters(crew: Crew) -> None:
-    (error, _), _ = crew.run(unused, "plain", world_size=2)
-    assert "Expected to have finished reduction in the prior iteration before starting" in error
-    for how in ("never used", "recipe"):
-        (error, first), (_, second) = crew.run(unused, how, world_size=2)
-        assert error == "" and torch.equal(first, second), how
-
-
-def two_losses(recipe: bool) -> Tensor:
-    rank, _ = joined()
-    model = nn.Linear(4, 4)
-    ddp_model, optimizer = DistributedDataParallel(model), SGD(model.parameters(), lr=0.1)
-    torch.manual_seed(rank)
-    for _ in range(2):
-        logits = ddp_model(torch.randn(5, 4))
-        losses = logits.square().mean(), (logits - 1).abs().mean()
+    torch.manual_seed(dist.get_rank())
+    for step in range(3):
         optimizer.zero_grad()
-        if recipe:
-            (losses[0] + losses[1]).backward()
-        else:
-            losses[0].backward(retain_graph=True)
-            losses[1].backward()
+        ddp_model(torch.randn(3, 4), step % 2 == 1 or not changing).sum().backward()
         optimizer.step()
     return flat(model)
 
 
+@pytest.mark.parametrize(
+    ("changing", "point"),
+    [(True, ", find_unused_parameters=changing"), (False, "never_used.requires_grad_(False)")],
+    ids=["in some steps", "never"],
+)
+def test_unused_parameters(crew: Crew, changing: bool, point: str) -> None:
+    assert torch.equal(*on_two(crew, unused, changing))
+    with pytest.raises(AssertionError, match="Expected to have finished reduction in the prior"):
+        on_two(crew, unused, changing, point=point)
+
+
+def two_losses(added: bool) -> Tensor:
+    """The gradient of a model with two losses."""
+    joined()
+    ddp_model = DistributedDataParallel(nn.Linear(4, 1))
+    torch.manual_seed(dist.get_rank())
+    logits = ddp_model(torch.randn(5, 4))
+    losses = [logits.square().mean(), (logits - 1).abs().mean()]
+    for loss in [sum(losses)] if added else losses:
+        loss.backward(retain_graph=True)
+    return ddp_model.module.weight.grad
+
+
 def test_two_losses(crew: Crew) -> None:
-    assert not torch.equal(*crew.run(two_losses, False, world_size=2))
     assert torch.equal(*crew.run(two_losses, True, world_size=2))
+    assert not torch.equal(*crew.run(two_losses, False, world_size=2))
 
 
-def rates(recipe: bool) -> tuple[int, float]:
+def rates(source: str) -> tuple[int, float]:
     """The steps of two epochs, and the last learning rate."""
-    rank, world_size = joined()
-    data = torch.arange(96)
-    loader = DataLoader(data, 8 // world_size, sampler=range(rank, 96, world_size))
+    recipes = joined(source)
+    world_size = dist.get_world_size()
+    share = range(dist.get_rank(), 96, world_size)
+    loader = DataLoader(range(96), 8 // world_size, sampler=share)
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    # As it stood for one GPU, but with the batch of a rank.
-    counted = range(len(data) // (8 // world_size))
-    scheduler = recipes.one_cycle(optimizer, loader if recipe else counted, 2)
+    scheduler = recipes.one_cycle(optimizer, loader, 2)
     steps = 0
     for _ in range(2):
         for _ in loader:
@@ -415,27 +388,27 @@ def rates(recipe: bool) -> tuple[int, float]:
 
 
 def test_schedule(crew: Crew) -> None:
-    for recipe in (False, True):
-        (steps, rate), _ = crew.run(rates, recipe, world_size=2)
-        assert steps == 24 and (rate < 1e-5) == recipe
+    (steps, rate), _ = on_two(crew, rates)
+    assert steps == 24 and rate < 1e-5
+    of_one = "epochs * len(loader.dataset) // loader.batch_size"  # as it stood for one GPU
+    (steps, rate), _ = on_two(crew, rates, point="epochs * len(loader)", instead=of_one)
+    assert steps == 24 and rate > 1e-5
 
 
 # Sum of losses and number of images on each rank, after each epoch.
 LOSSES = [[(2.0, 2), (2.0, 2)], [(1.0, 2), (3.2, 2)], [(0.8, 2), (3.6, 2)], [(0.6, 2), (4.0, 2)]]
 
 
-def decisions(recipe: bool) -> tuple[list[float], list[bool]]:
+def decisions(source: str) -> tuple[list[float], list[bool]]:
     """The learning rate and the decision to stop after each epoch."""
-    rank, _ = joined()
+    recipes = joined(source)
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
     stopping, found = recipes.EarlyStopping(patience=2), []
     lrs = []
     for epoch in LOSSES:
-        total, count = epoch[rank]
-        val_loss = total / count
-        if recipe:
-            val_loss = recipes.mean_over_ranks(torch.tensor(total), count)
+        total, count = epoch[dist.get_rank()]
+        val_loss = recipes.mean_over_ranks(torch.tensor(total), count)
         plateau.step(val_loss)
         lrs.append(optimizer.param_groups[0]["lr"])
         found.append(stopping.shall_stop(val_loss))
@@ -446,240 +419,190 @@ def decisions(recipe: bool) -> tuple[list[float], list[bool]]:
 
 
 def test_plateau_and_early_stopping(crew: Crew) -> None:
-    (lrs, stops), (other_lrs, other_stops) = crew.run(decisions, False, world_size=2)
-    assert lrs != other_lrs and stops != other_stops
-    (lrs, stops), others = crew.run(decisions, True, world_size=2)
+    (lrs, stops), others = on_two(crew, decisions)
     assert (lrs, stops) == others
     assert lrs[-1] < lrs[0] and stops == [False, False, False, True]
+    (lrs, stops), others = on_two(crew, decisions, point="dist.all_reduce(sums)")
+    assert lrs != others[0] and stops != others[1]
 
 
-def metrics(recipe: bool) -> tuple[float, float]:
+def metrics(source: str) -> Tensor:
     """Macro-F1 of three classes and AUC of class 0, over 31 images that are sorted by class."""
-    rank, world_size = joined()
+    recipes = joined(source)
     targets = torch.arange(31) * 3 // 31
     scores = torch.rand(31, 3, generator=torch.Generator().manual_seed(3))
     scores[torch.arange(31), targets] += 0.3
-    mine = torch.arange(31).chunk(world_size)[rank]
-    t, s = targets[mine], scores[mine]
+    mine = torch.arange(31).chunk(dist.get_world_size())[dist.get_rank()]
+    f1 = recipes.macro_f1(targets[mine], scores[mine].argmax(1), 3)
 
-    def auc(targets: Tensor, scores: Tensor) -> float:
-        right, wrong = scores[targets == 0], scores[targets != 0]
-        return (right[:, None] > wrong).float().mean().item()
-
-    if recipe:
-        gathered = (recipes.from_all_ranks(t), recipes.from_all_ranks(s[:, 0]))
-        return recipes.macro_f1(t, s.argmax(1), 3), auc(*gathered)
-    with mock.patch.object(dist, "all_reduce"):
-        both = torch.tensor([recipes.macro_f1(t, s.argmax(1), 3), auc(t, s[:, 0])])
-    dist.all_reduce(both)
-    return tuple((both / world_size).tolist())
+    first = recipes.from_all_ranks(targets[mine]) == 0
+    scores = recipes.from_all_ranks(scores[mine, 0])
+    auc = (scores[first][:, None] > scores[~first]).float().mean()
+    return torch.tensor([f1, auc])
 
 
 def test_metrics_that_are_no_sums(crew: Crew) -> None:
-    ((f1, auc),) = crew.run(metrics, True)
-    for answer in crew.run(metrics, True, world_size=2):
-        assert answer == pytest.approx((f1, auc))
-    averaged = crew.run(metrics, False, world_size=2)[0]
-    assert abs(averaged[0] - f1) > 0.05 and not averaged[1] == pytest.approx(auc, abs=0.01)
+    (expected,) = crew.run(metrics, RECIPES)
+    for answer in on_two(crew, metrics):
+        torch.testing.assert_close(answer, expected)
+    first, second = on_two(crew, metrics, point="dist.all_reduce(pairs)")
+    assert abs((first + second) / 2 - expected)[0] > 0.05
+    gather = "dist.all_gather_object(parts, values.cpu())"
+    first, second = on_two(crew, metrics, point=gather, instead="parts = [values]")
+    assert not abs((first + second) / 2 - expected)[1] < 0.01
 
 
-def ema(recipe: bool) -> tuple[list[str], Tensor]:
-    """Names and weights of an average; by hand: of a copy from before DDP."""
-    rank, _ = joined()
-    torch.manual_seed(rank)  # the weights differ until DDP has sent those of rank 0
+def ema(source: str) -> tuple[list[str], Tensor]:
+    """Names and weights of an average."""
+    recipes = joined(source)
+    torch.manual_seed(dist.get_rank())  # the weights differ until DDP has sent those of rank 0
     model = nn.Linear(4, 4)
-    early = copy.deepcopy(model)
-    ddp_model = DistributedDataParallel(model)
-    average = recipes.make_ema(ddp_model)
+    average = recipes.make_ema(DistributedDataParallel(model))
     for _ in range(2):
-        with torch.no_grad():
-            for mean, weight in zip(early.parameters(), model.parameters(), strict=True):
-                mean.lerp_(weight, 0.1)
         average.update_parameters(model)
-    chosen = average.module if recipe else early
-    return list(chosen.state_dict()), flat(chosen)
-
-
-def ema_names() -> list[str]:
-    joined()
-    return list(AveragedModel(DistributedDataParallel(nn.Linear(4, 4))).module.state_dict())
+    return list(average.module.state_dict()), flat(average.module)
 
 
 def test_ema(crew: Crew) -> None:
-    (names, first), (_, second) = crew.run(ema, True, world_size=2)
+    (names, first), (_, second) = on_two(crew, ema)
     assert names == ["weight", "bias"] and torch.equal(first, second)
-    (_, first), (_, second) = crew.run(ema, False, world_size=2)
-    assert not torch.equal(first, second)
-    assert crew.run(ema_names)[0] == ["module.weight", "module.bias"]
+    (names, _), _ = on_two(crew, ema, point="ddp_model.module", instead="ddp_model")
+    assert names == ["module.weight", "module.bias"]
 
 
-def evaluated(recipe: bool) -> Tensor:
+def evaluated(source: str) -> Tensor:
     """The running mean with which a rank evaluates, after two steps."""
-    rank, _ = joined()
+    recipes = joined(source)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     ddp_model = DistributedDataParallel(model)
-    torch.manual_seed(rank)
+    torch.manual_seed(dist.get_rank())
     for _ in range(2):
         ddp_model(torch.randn(8, 4)).square().sum().backward()
-    if recipe:
-        recipes.same_buffers(model)
+    recipes.same_buffers(model)
     return model[1].running_mean.clone()
 
 
 def test_batchnorm(crew: Crew) -> None:
-    own, others = crew.run(evaluated, False, world_size=2)
+    own, others = on_two(crew, evaluated, point="dist.broadcast(buffer, src=0)", instead="pass")
     assert not torch.equal(own, others)
-    for mean in crew.run(evaluated, True, world_size=2):
+    for mean in on_two(crew, evaluated):
         assert torch.equal(mean, own)
 
 
-def gan(how: str) -> tuple[str, int, Tensor]:
-    """The text of an error, how often the discriminator was all-reduced, and all weights."""
-    rank, world_size = joined()
+def gan(source: str) -> tuple[int, Tensor]:
+    """How often the discriminator was all-reduced, and all weights."""
+    recipes = joined(source)
     generator, discriminator = nn.Linear(3, 4), nn.Linear(4, 1)
     both, sent = nn.ModuleList([generator, discriminator]), []
-    softplus = nn.functional.softplus
     optimizers = [SGD(module.parameters(), lr=0.1) for module in both]
-    if how == "one wrapper":
-        whole = DistributedDataParallel(Both(generator, discriminator))
-        g, d = (lambda z: whole("generator", z)), (lambda x: whole("discriminator", x))
-    else:
-        g, d = DistributedDataParallel(generator), DistributedDataParallel(discriminator)
-        d.register_comm_hook(sent, counted)
-    torch.manual_seed(rank)
-    try:
-        for _ in range(2):
-            fake = g(torch.randn(5, 3))
-            optimizers[1].zero_grad()
-            scores = d(torch.cat([torch.randn(5, 4), fake.detach()]))
-            (softplus(-scores[:5]).mean() + softplus(scores[5:]).mean()).backward()
-            optimizers[1].step()
-            optimizers[0].zero_grad()
-            if how == "recipe":
-                recipes.generator_loss(d, fake).backward()
-            else:
-                softplus(-d(fake)).mean().backward()
-            optimizers[0].step()
-    except RuntimeError as failure:
-        return str(failure), 0, flat(both)
-    return "", len(sent), flat(both)
-
-
-class Both(nn.Module):
-    def __init__(self, generator: nn.Module, discriminator: nn.Module) -> None:
-        super().__init__()
-        self.generator, self.discriminator = generator, discriminator
-
-    def forward(self, name: str, inputs: Tensor) -> Tensor:
-        return getattr(self, name)(inputs)
+    g, d = DistributedDataParallel(generator), DistributedDataParallel(discriminator)
+    d.register_comm_hook(sent, counted)
+    torch.manual_seed(dist.get_rank())
+    for _ in range(2):
+        fake = g(torch.randn(5, 3))
+        optimizers[1].zero_grad()
+        scores = d(torch.cat([torch.randn(5, 4), fake.detach()]))
+        (scores[5:] - scores[:5]).exp().mean().backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        recipes.generator_loss(d, fake).backward()
+        optimizers[0].step()
+    return len(sent), flat(both)
 
 
 def test_two_networks(crew: Crew) -> None:
-    assert "Expected to" in crew.run(gan, "one wrapper", world_size=2)[0][0]
-    expected = crew.run(gan, "recipe", world_size=2)
-    for how, sent in [("recipe", 2), ("through DDP", 4)]:
-        for answer in crew.run(gan, how, world_size=2):
-            assert answer[:2] == ("", sent) and torch.equal(answer[2], expected[0][2])
+    (sent, first), (_, second) = on_two(crew, gan)
+    assert sent == 2 and torch.equal(first, second)
+    through = {"point": "discriminator.module(fake)", "instead": "discriminator(fake)"}
+    (sent, weights), _ = on_two(crew, gan, **through)
+    assert sent == 4 and torch.equal(weights, first)
 
 
-def half(how: str) -> tuple[list[bool], Tensor, float]:
+def half(source: str) -> tuple[list[bool], Tensor, float]:
     """Three steps; in the second rank 1 has an overflow. Which of them each rank would leave out by
     a look at its own loss; the weights; how far the first step went."""
-    rank, _ = joined()
+    recipes = joined(source)
     model = nn.Linear(4, 1)
     ddp_model, optimizer = DistributedDataParallel(model), SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    torch.manual_seed(rank)
+    torch.manual_seed(dist.get_rank())
     skipped, start, moved = [], flat(model), 0.0
     for step in range(3):
         loss = 100 * ddp_model(torch.randn(5, 4)).square().mean()
-        if step == 1 and rank == 1:
+        if step == 1 and dist.get_rank() == 1:
             loss = loss * float("inf")
         skipped.append(not loss.isfinite().item())
-        if how == "recipe":
-            recipes.step_in_fp16(loss, optimizer, scaler, model)
-        else:
-            optimizer.zero_grad()
-            scaler.scale(loss).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
-            scaler.step(optimizer)
-            scaler.update()
+        recipes.step_in_fp16(loss, optimizer, scaler, model)
         if step == 0:
             moved = (flat(model) - start).norm().item()
     return skipped, flat(model), moved
 
 
 def test_fp16(crew: Crew) -> None:
-    (left_out, first, moved), (others, second, _) = crew.run(half, "recipe", world_size=2)
+    (left_out, first, moved), (others, second, _) = on_two(crew, half)
     assert left_out != others  # by its own loss one rank would wait for the other for ever
     assert torch.equal(first, second) and first.isfinite().all()
     assert moved == pytest.approx(0.1, rel=1e-4)  # the rate times the bound of the norm
-    assert crew.run(half, "clipped scaled", world_size=2)[0][2] < 0.001
+    (_, _, moved), _ = on_two(crew, half, point="scaler.unscale_(optimizer)")
+    assert moved < 0.001
 
 
-def logged(recipe: bool, file: Path) -> None:
-    rank, _ = joined()
-
-    def write(value: float, step: int) -> None:
-        with file.open("a") as lines:
-            lines.write(f"{step} {value}\n")
-
-    loss = torch.tensor(1.0 + rank)
-    if recipe:
-        recipes.log_loss(write, loss, 7)
-        assert loss == 1.0 + rank
-    else:
-        write(loss.item(), 7)
+def logged(source: str) -> list[tuple[float, int]]:
+    """What a rank writes."""
+    recipes = joined(source)
+    rows: list[tuple[float, int]] = []
+    loss = torch.tensor(1.0 + dist.get_rank())
+    recipes.log_loss(lambda *row: rows.append(row), loss, 7)
+    assert loss == 1.0 + dist.get_rank()
+    return rows
 
 
-def test_logger(crew: Crew, tmp_path: Path) -> None:
-    crew.run(logged, False, tmp_path / "all", world_size=2)
-    assert sorted((tmp_path / "all").read_text().splitlines()) == ["7 1.0", "7 2.0"]
-    crew.run(logged, True, tmp_path / "one", world_size=2)
-    assert (tmp_path / "one").read_text() == "7 1.5\n"
+def test_logger(crew: Crew) -> None:
+    assert on_two(crew, logged) == [[(1.5, 7)], []]
+    assert on_two(crew, logged, point="dist.all_reduce(loss)") == [[(0.5, 7)], []]
+    first_alone = "if dist.get_rank() == 0:\n        write"
+    twice = on_two(crew, logged, point=first_alone, instead="if True:\n        write")
+    assert twice == [[(1.5, 7)]] * 2
 
 
-def trained(epochs: int, file: str | None, optimizer_too: bool = True) -> Tensor:
-    """The weights after some epochs; with a file, saved after each and loaded first."""
-    rank, _ = joined()
+def trained(source: str, epochs: int, file: str) -> Tensor:
+    """The weights after some epochs, saved after each and loaded first."""
+    recipes = joined(source)
     model = nn.Linear(4, 2)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    others = {"scheduler": scheduler}
-    others |= {"optimizer": optimizer} if optimizer_too else {}
-    start = recipes.load(file, model, **others) if file and Path(file).exists() else 0
+    others = {"scheduler": scheduler, "optimizer": optimizer}
+    start = recipes.load(file, model, **others) if Path(file).exists() else 0
     ddp_model = DistributedDataParallel(model)
     for epoch in range(start, epochs):
-        recipes.seed_all(epoch, rank)
+        recipes.seed_all(epoch, dist.get_rank())
         for _ in range(3):
             optimizer.zero_grad()
             ddp_model(torch.randn(4, 4)).square().mean().backward()
             optimizer.step()
         scheduler.step()
-        if file:
-            recipes.save(file, ddp_model, epoch, **others)
+        recipes.save(file, ddp_model, epoch, **others)
     dist.barrier()
     return flat(model)
 
 
 def test_checkpoint(crew: Crew, tmp_path: Path) -> None:
-    expected = crew.run(trained, 4, None, world_size=2)[0]
-    for name, optimizer_too in [("whole.pt", True), ("weights.pt", False)]:
-        crew.run(trained, 2, str(tmp_path / name), optimizer_too, world_size=2)
-        assert not list(tmp_path.glob("*.tmp"))
-        resumed = crew.run(trained, 4, str(tmp_path / name), optimizer_too, world_size=2)
-        for weights in resumed:
-            assert torch.equal(weights, expected) == optimizer_too
+    expected = on_two(crew, trained, 4, str(tmp_path / "whole.pt"))[0]
+    for point, same in (("", True), ("other.load_state_dict(state[name])", False)):
+        file = str(tmp_path / f"resumed-{same}.pt")
+        on_two(crew, trained, 2, file)
+        for weights in on_two(crew, trained, 4, file, point=point, instead="pass"):
+            assert torch.equal(weights, expected) == same
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_recipes_are_short() -> None:
     """At most 15 lines each on a page, without the blank ones; and both pages show all of them."""
-    text = (EXAMPLES / "recipes.py").read_text()
-    found = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    found = [n for n in ast.parse(RECIPES).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     names = [node.name for node in found]
     assert len(names) > 15
     for node in found:
-        lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
+        lines = RECIPES.splitlines()[node.lineno - 1 : node.end_lineno]
         assert len([line for line in lines if line.strip()]) <= 15, node.name
     for language in ("en", "zh"):
         page = (ROOT / f"docs/{language}/convert.md").read_text()
