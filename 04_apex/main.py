@@ -200,7 +200,7 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
     """The sum over all ranks, in place. If a rank does not call it, the others wait."""
     dist.all_reduce(tensor)  # [dist]
     if tensor.is_cpu:
-        sleep(0.02)  # gloo frees tensors: workers forked meanwhile hang Python 3.11
+        sleep(0.02)  # gloo frees it meanwhile: a fork before that can hang Python 3.11
     return tensor
 
 
