@@ -58,31 +58,6 @@ def warm(example: Path, folder: Path) -> str:
     return "".join(outs)
 
 
-ABORTS_ONCE = f'''"""An example that aborts the first time.
-
-torchrun --standalone --nproc-per-node 1 once.py
-"""
-import sys
-from pathlib import Path
-
-print("rank 0 is here")
-if not Path("seen").exists():
-    Path("seen").touch()
-    sys.exit("{GLOO_ABORT}")
-'''
-
-
-@pytest.mark.proof
-@pytest.mark.filterwarnings("ignore:aborted while Python ended")
-def test_an_example_that_aborted_is_told_by_its_last_run_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    (tmp_path / "once.py").write_text(ABORTS_ONCE)
-    assert really_launched(tmp_path / "once.py", tmp_path / "logs") == "rank 0 is here\n"
-    assert (tmp_path / "seen").exists()
-
-
 @pytest.mark.filterwarnings("ignore:aborted while Python ended")
 @pytest.mark.parametrize(("aborts", "says", "status", "runs"), [
     (2, GLOO_ABORT, 0, 3), (3, GLOO_ABORT, 3, 3), (1, "Aborted", 1, 1),
@@ -128,10 +103,6 @@ def test_launched_example(example: Path, tmp_path: Path) -> None:
     assert printed == example.with_suffix(".txt").read_text().splitlines()
 
 
-def test_outputs_have_examples() -> None:
-    assert sorted(EXAMPLES[0].parent.glob("*.txt")) == [p.with_suffix(".txt") for p in EXAMPLES]
-
-
 @pytest.mark.parametrize("language", ["zh", "en"])
 def test_examples_are_shown(language: str) -> None:
     """In both languages, with their outputs; and they are short enough to be read."""
@@ -150,10 +121,12 @@ NO_BARRIER = {"coll_monitored_barrier", "group_timeout", "group_new_group_missin
 
 def test_examples_end_with_a_barrier() -> None:
     """Nothing is sent after it."""
-    ending = {p.stem: p.read_text() for p in EXAMPLES if "destroy_process_group()" in p.read_text()}
-    before = {n: text.rpartition("dist.destroy_process_group()")[0] for n, text in ending.items()}
-    sent = {name: re.findall(r"\bdist\.(\w+)\(", text) for name, text in before.items()}
-    assert {name for name, calls in sent.items() if calls[-1] != "barrier"} == NO_BARRIER
+    without = set()
+    for example in EXAMPLES:
+        text, ending, _ = example.read_text().rpartition("dist.destroy_process_group()")
+        if ending and re.findall(r"\bdist\.(\w+)\(", text)[-1] != "barrier":
+            without.add(example.stem)
+    assert without == NO_BARRIER
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
