@@ -4,7 +4,6 @@
     python tools/benchmark/benchmark.py --input        # the input pipeline, against PIL's
     python tools/benchmark/benchmark.py --loop         # train_one_epoch against a bare loop
     python tools/benchmark/benchmark.py --collectives  # all-reduce: latency, bandwidth
-    python tools/benchmark/benchmark.py --options      # single measures, such as bf16
     python tools/benchmark/benchmark.py --all --out docs/assets/results/NAME
     python tools/benchmark/benchmark.py --render docs/assets/results/NAME/benchmark.json
 
@@ -184,43 +183,25 @@ def measure_loop(args: argparse.Namespace, work: Path, result: dict) -> None:
     result["loop"] = parts.loop(*sizes, args.rounds, work / "loop")
 
 
-def measure_by_ranks(words: list, ranks: int, work: Path) -> dict:
-    """Start SCRIPT NAME WORDS by torchrun: its run, with what rank 0 wrote to the file OUT."""
-    script, name, *words = words
-    out = work / f"{name}.json"
-    command = [*TORCHRUN, ranks, HERE / script, name, out, *words]
-    # A cache of its own: or a first step would find what an earlier run compiled.
-    environment = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor")}
-    row = run_timed([command], environment, 5 * TIMEOUT, work / "output.txt")
-    return row if row["failed"] else row | json.loads(out.read_text())
-
-
 def measure_collectives(args: argparse.Namespace, work: Path, result: dict) -> None:
     """All-reduce: gloo between two or more processes on CPUs, nccl between the GPUs."""
     gpus = torch.cuda.device_count()
     backends = {"gloo": max(2, args.processes)} | ({"nccl": gpus} if gpus > 1 else {})
     for backend, ranks in backends.items():
-        row = measure_by_ranks(["parts.py", backend], ranks, work)
+        out = work / f"{backend}.json"
+        command = [*TORCHRUN, ranks, HERE / "parts.py", backend, out]
+        row = run_timed([command], {"OMP_NUM_THREADS": "1"}, TIMEOUT, work / "output.txt")
+        if not row["failed"]:
+            row |= json.loads(out.read_text())
         result["collectives"].append({"backend": backend} | row)
 
 
-def measure_options(args: argparse.Namespace, work: Path, result: dict) -> None:
-    """Single measures, each against the same step without it. Between ranks the step is small on
-    purpose: that is where communication shows."""
-    ranks, steps, size = max(2, args.processes), args.steps, args.image_size
-    batch = args.batch_size_per_rank
-    groups = {"step": (1, size, batch, max(2, steps // 4)), "optimizer": (1, 32, 2, 5 * steps)}
-    groups["evaluation"] = (1, size, batch, max(2, steps // 2))
-    if not torch.cuda.is_available() or ranks <= torch.cuda.device_count():
-        groups["ddp"] = (ranks, max(32, size // 2), max(2, batch // 4), steps)
-    for group, (world_size, *numbers) in groups.items():
-        words = ["options.py", group, args.arch, *numbers, args.rounds]
-        row = measure_by_ranks(words, world_size, work)
-        result["options"].append({"group": group, "world_size": world_size} | row)
-
-
-MEASURES = {"train": compare_training, "input": measure_input, "loop": measure_loop}
-MEASURES |= {"collectives": measure_collectives, "options": measure_options}
+MEASURES = {
+    "train": compare_training,
+    "input": measure_input,
+    "loop": measure_loop,
+    "collectives": measure_collectives,
+}
 
 
 def git(*words: str) -> str:
@@ -250,7 +231,6 @@ def describe(args: argparse.Namespace, argv: list[str]) -> dict:
     }
     wanted = "rounds arch image_size batch_size_per_rank steps processes workers parts"
     settings = {name: getattr(args, name) for name in wanted.split()}
-    settings |= {"images": "generated JPEGs", "device": "cuda" if machine["gpus"] else "cpu"}
     settings["variants"] = choose_variants(args) if "train" in args.parts else []
     argv = [re.sub(r"(^|=)/.*", r"\1DIR", word) for word in argv]  # places are nobody's business
     return {
@@ -262,7 +242,10 @@ def describe(args: argparse.Namespace, argv: list[str]) -> dict:
         "versions": versions,
         "settings": settings,
         "command": shlex.join(["python", "tools/benchmark/benchmark.py", *argv]),
-        **{"runs": [], "input": [], "loop": None, "collectives": [], "options": []},
+        "runs": [],
+        "input": [],
+        "loop": None,
+        "collectives": [],
     }
 
 
@@ -319,7 +302,7 @@ def main(argv: list[str] | None = None) -> None:
             MEASURES[part](args, Path(work), result)
             report.save(result, args.out)
     print(f"\n{report.render(result, args.out)}\nall of it is in {args.out}/")
-    rows = result["runs"] + result["collectives"] + result["options"]
+    rows = result["runs"] + result["collectives"]
     if failed := [row["failed"] for row in rows if row["failed"]]:
         fail(f"{len(failed)} runs failed; {failed[0]}")
 

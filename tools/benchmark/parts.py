@@ -202,26 +202,12 @@ def loop(arch: str, image_size: int, batch_size: int, steps: int, rounds: int, w
 # -------------------------------------------------------------------------------- between ranks
 
 
-def own_device() -> torch.device:
-    """The GPU of this rank, the CPU where there is none."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def hand_over(row: dict, out: Path) -> None:
-    """The end of a rank: rank 0 writes what was measured to the file, as JSON."""
-    if os.environ["RANK"] == "0":
-        out.write_text(json.dumps(row))
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
-
-
 def measure_collectives(backend: str, out: Path, sizes: tuple[int, ...] = SIZES) -> None:
-    """One rank: all_reduce of fp32 tensors of so many bytes."""
-    device = own_device() if backend == "nccl" else torch.device("cpu")
+    """One rank: all_reduce of fp32 tensors of so many bytes. Rank 0 writes the file, as JSON."""
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
     dist.init_process_group(backend)
     world_size, rows = dist.get_world_size(), []
     for size in sizes:
@@ -234,7 +220,9 @@ def measure_collectives(backend: str, out: Path, sizes: tuple[int, ...] = SIZES)
         # What each link carries, whatever the number of ranks: a ring sends 2 (n - 1) / n of it.
         moved = size * 2 * (world_size - 1) / world_size
         rows.append({"bytes": size, "seconds": seconds, "bus_bytes_per_second": moved / seconds})
-    hand_over({"backend": backend, "world_size": world_size, "rows": rows}, out)
+    if dist.get_rank() == 0:
+        out.write_text(json.dumps({"backend": backend, "world_size": world_size, "rows": rows}))
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":  # a rank of --collectives, started by benchmark.py

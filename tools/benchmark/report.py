@@ -75,29 +75,14 @@ def of_loop(row: dict) -> dict:
     return figures
 
 
-def of_options(row: dict, device: str) -> dict:
-    """Of each measure of a group: how many times as fast as the plain step of the same round,
-    milliseconds a step, seconds of the first. One process on CPUs: CPU time, else wall time."""
-    kind = "cpu" if row["world_size"] == 1 and device == "cpu" else "wall"
-    figures = {}
-    for name, first_step in row["first_step"].items():
-        turns = [one["turns"] for one in row["rounds"]]
-        milliseconds = median([1000 * turn[name][kind] / row["steps"] for turn in turns])
-        times = spread([turn["plain"][kind] / turn[name][kind] for turn in turns])
-        figures[name] = {"ratio": times, "milliseconds": milliseconds, "first_step": first_step}
-    return figures
-
-
 def summarise(result: dict) -> dict:
     """All figures that the tables and charts show."""
-    device, runs = result["settings"]["device"], result["runs"]
-    options = [row for row in result.get("options", []) if not row["failed"]]
+    runs = result["runs"]
     modes = result["loop"]["modes"] if result["loop"] else []
     return {
         "variants": {run["variant"]: of_variant(run["variant"], runs) for run in runs},
         "input": {row["size"]: of_input(row) for row in result["input"]},
         "loop": {row["mode"]: of_loop(row) for row in modes},
-        "options": {row["group"]: of_options(row, device) for row in options},
     }
 
 
@@ -138,7 +123,6 @@ def facts(result: dict, words: dict) -> dict:
         "instructions": instructions,
         "versions_line": comma.join(f"{name} {text}" for name, text in result["versions"].items()),
         "changes": words["dirty"] * result["dirty"],
-        "pictures": words[result["settings"]["images"]],
         "limit": LOADED,
         "loaded_runs": sum(map(is_loaded, runs)),
         "all_runs": len(runs),
@@ -171,13 +155,6 @@ def tables(result: dict, language: str) -> str:
     lines += table(words["input"], rows)
     rows = [[mode, *figures.values()] for mode, figures in summary["loop"].items()]
     lines += table(words["loop"], rows)
-    for group in (row for row in result.get("options", []) if not row["failed"]):
-        rows = []
-        for name, f in summary["options"][group["group"]].items():
-            row = [f"`{name}`", f["ratio"], f["milliseconds"], f"{f['first_step']:.2g}"]
-            rows.append([*row, words["options_used"].get(name)])
-        head = words[f"options_{group['group']}"].format(**group)
-        lines += table(f"| {head} | {words['options']} |", rows)
     for group in (row for row in result["collectives"] if not row["failed"]):
         rows = [
             [f"{row['bytes']:,} B", 1e3 * row["seconds"], row["bus_bytes_per_second"] / 1e9]
