@@ -44,9 +44,8 @@ from torchvision.transforms import v2
 from tqdm import tqdm
 
 CHAPTER = Path(__file__).resolve().parent.name
-# ImageNet's mean and standard deviation of a pixel, 0 to 255: (2, 3, 1, 1).
+# ImageNet's mean and standard deviation of red, green and blue, 0 to 255.
 PIXELS = 255 * torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
-PIXELS = PIXELS.view(2, 3, 1, 1)
 
 
 def fail(line: str) -> NoReturn:
@@ -55,17 +54,9 @@ def fail(line: str) -> NoReturn:
 
 
 # ---- command line ----
-def positive(text: str) -> int:
-    """A type for argparse: 1, 2, 3 and so on."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return int(text)
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The flags: same names, defaults and order in every chapter, its own ones last."""
     parser = argparse.ArgumentParser(
-        usage="%(prog)s (--data DIR | --synthetic [N]) [options]",
         description=__doc__.splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
@@ -75,12 +66,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     add = parser.add_mutually_exclusive_group(required=True).add_argument
     add("--data", metavar="DIR", help="ImageNet, in train/ and val/")
-    add("--synthetic", type=positive, nargs="?", const=1280, help="made-up images")
+    add("--synthetic", type=int, nargs="?", const=1280, help="made-up images")
     add = parser.add_argument
     add("--arch", help="None: that of --resume, else resnet50")
-    add("--image-size", type=positive, default=224, help="pixels a side")
-    add("--epochs", type=positive, default=90, help="passes over the training images")
-    add("--batch-size", type=positive, default=256, help="of all ranks together")
+    add("--image-size", type=int, default=224, help="pixels a side")
+    add("--epochs", type=int, default=90, help="passes over the training images")
+    add("--batch-size", type=int, default=256, help="of all ranks together")
     add("--lr", type=float, default=0.1, help="peak, for 256 images in a batch")
     add("--warmup-epochs", type=float, help="None: 5, but at most --epochs / 10")
     add("--weight-decay", type=float, default=1e-4, help="L2 penalty on all weights")
@@ -93,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--resume", metavar="PATH|auto", help="auto: from --output-dir, if it has one")
     add("--evaluate", action="store_true", help="do not train")
     add("--seed", type=int, default=0, help="for weights, order, augmentation")
-    add("--print-freq", type=positive, default=20, help="steps between log lines")
+    add("--print-freq", type=int, default=20, help="steps between log lines")
     add = parser.add_argument_group("of this chapter").add_argument
     add("--gpus", metavar="0,1,...", help="the first one gathers; None: all")
     return parser
@@ -103,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
 def pick_gpus(args: Namespace) -> list[int]:
     """The numbers of the GPUs to use: the first has the weights. [] is the CPU."""
     count = torch.cuda.device_count()
-    if count > 0 and not torch.cuda.is_available():
+    if count and not torch.cuda.is_available():
         fail("torch cannot use the GPUs of this machine: its driver may be too old")
     if args.gpus is None:
         return list(range(count))
@@ -315,8 +306,7 @@ def load_checkpoint(args: Namespace) -> dict:
     if args.resume != "auto":
         path = Path(args.resume)
 
-    # Without map_location all ranks would load onto GPU 0. Without weights_only the
-    # file, which is a pickle, could run any code.
+    # Otherwise every rank would load onto GPU 0, and the file could run any code.
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         arch = checkpoint["args"]["arch"]
@@ -379,7 +369,7 @@ def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple:
     # Images are bytes until here: a quarter of what floats would take on their way.
     images = images.to(device, non_blocking=True)
     images = images.float(memory_format=torch.channels_last)
-    mean, std = PIXELS.to(device, non_blocking=True)  # the CPU does not wait for it
+    mean, std = PIXELS.to(device, non_blocking=True).view(2, 3, 1, 1)
     return images.sub_(mean).div_(std), targets.to(device, non_blocking=True)
 
 
@@ -479,10 +469,10 @@ def evaluate(args: Namespace, model: Module, loader: DataLoader, log: RunLog) ->
 def log_start(log: RunLog, settings: dict, saved: dict, loader: DataLoader) -> None:
     """Write what runs where, and what the user has changed since the checkpoint."""
     device = "cpu"
-    bf16_is_slow = torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
+    has_bf16 = torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "AVX2")
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
-        bf16_is_slow = not torch.cuda.is_bf16_supported(including_emulation=False)
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
 
     facts = {
         "chapter": CHAPTER,
@@ -496,14 +486,12 @@ def log_start(log: RunLog, settings: dict, saved: dict, loader: DataLoader) -> N
         "steps_per_epoch": len(loader),
         "resumed_from_step": log.step,
     }
-    words = [f"{name} {fact}" for name, fact in facts.items()]
-    for name, old in saved.items():
-        if settings.get(name, old) != old and name not in ("resume", "evaluate"):
-            words.append(f"{name} was {old}")
-    log.write("start", ", ".join(words), **facts, args=settings)
-    if settings.get("bf16") and bf16_is_slow:
-        text = "--bf16 is emulated here, and slow: drop it; on a GPU 04_apex has fp16"
-        log.write("warning", text)
+    text = ", ".join(f"{name} {fact}" for name, fact in facts.items())
+    if saved:
+        text += f", changed from {dict(saved.items() - settings.items())}"
+    log.write("start", text, **facts, args=settings)
+    if settings.get("bf16") and not has_bf16:
+        log.write("warning", "--bf16 is emulated here, slowly: use fp16 of 04 on GPUs")
 
 
 def run(args: Namespace, checkpoint: dict) -> None:

@@ -40,7 +40,6 @@ from main import (
     fail,
     hvd,
     pick_device,
-    positive,
     save_checkpoint,
     to_device,
 )
@@ -54,23 +53,22 @@ from torch.utils.data import DataLoader, Dataset
 def parse_args(argv: list[str] | None) -> Namespace:
     """The flags: those of main.py, but --batch-size is of each rank."""
     parser = argparse.ArgumentParser(
-        usage="%(prog)s (--data DIR | --synthetic [N]) [options]",
         description=__doc__.splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_mutually_exclusive_group(required=True).add_argument
     add("--data", metavar="DIR", help="ImageNet, in train/ and val/")
-    add("--synthetic", type=positive, nargs="?", const=1280, help="made-up images")
+    add("--synthetic", type=int, nargs="?", const=1280, help="made-up images")
     add = parser.add_argument
     add("--arch", default="resnet50", help="a model of torchvision")
-    add("--image-size", type=positive, default=224, help="pixels a side")
-    add("--epochs", type=positive, default=90, help="passes over the training images")
+    add("--image-size", type=int, default=224, help="pixels a side")
+    add("--epochs", type=int, default=90, help="passes over the training images")
     # Ranks come and go, and the memory of each stays the same.
-    add("--batch-size", type=positive, default=32, help="of EACH rank")
+    add("--batch-size", type=int, default=32, help="of EACH rank")
     add("--lr", type=float, default=0.1, help="first, for 256 images of all ranks")
     add("--workers", type=int, default=2, help="per rank, load images")
-    add("--commit-every", type=positive, default=20, help="steps that may be redone")
+    add("--commit-every", type=int, default=20, help="steps that may be redone")
     add("--output-dir", default=f"runs/{CHAPTER}-elastic", help="for all output")
     return parser.parse_args(argv)
 

@@ -54,9 +54,8 @@ from torchvision.transforms import v2
 from tqdm import tqdm
 
 CHAPTER = Path(__file__).resolve().parent.name
-# ImageNet's mean and standard deviation of a pixel, 0 to 255: (2, 3, 1, 1).
+# ImageNet's mean and standard deviation of red, green and blue, 0 to 255.
 PIXELS = 255 * torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
-PIXELS = PIXELS.view(2, 3, 1, 1)
 STOP_SIGNALS = [signal.SIGUSR1, signal.SIGTERM]
 ASKED_TO_STOP: list[int] = []  # the signals that have come
 STOPPED = 75  # exit status: EX_TEMPFAIL of sysexits.h, "try again later"
@@ -68,17 +67,9 @@ def fail(line: str) -> NoReturn:
 
 
 # ---- command line ----
-def positive(text: str) -> int:
-    """A type for argparse: 1, 2, 3 and so on."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return int(text)
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The flags: same names, defaults and order in every chapter, its own ones last."""
     parser = argparse.ArgumentParser(
-        usage="%(prog)s (--data DIR | --synthetic [N]) [options]",
         description=__doc__.splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
@@ -90,12 +81,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     add = parser.add_mutually_exclusive_group(required=True).add_argument
     add("--data", metavar="DIR", help="ImageNet, in train/ and val/")
-    add("--synthetic", type=positive, nargs="?", const=1280, help="made-up images")
+    add("--synthetic", type=int, nargs="?", const=1280, help="made-up images")
     add = parser.add_argument
     add("--arch", help="None: that of --resume, else resnet50")
-    add("--image-size", type=positive, default=224, help="pixels a side")
-    add("--epochs", type=positive, default=90, help="passes over the training images")
-    add("--batch-size", type=positive, default=256, help="of all ranks together")
+    add("--image-size", type=int, default=224, help="pixels a side")
+    add("--epochs", type=int, default=90, help="passes over the training images")
+    add("--batch-size", type=int, default=256, help="of all ranks together")
     add("--lr", type=float, default=0.1, help="peak, for 256 images in a batch")
     add("--warmup-epochs", type=float, help="None: 5, but at most --epochs / 10")
     add("--weight-decay", type=float, default=1e-4, help="L2 penalty on all weights")
@@ -109,10 +100,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--resume", metavar="PATH|auto", help="auto: from --output-dir, if it has one")
     add("--evaluate", action="store_true", help="do not train")
     add("--seed", type=int, default=0, help="for weights, order, augmentation")
-    add("--print-freq", type=positive, default=20, help="steps between log lines")
-    add("--dist-timeout", type=positive, default=600, help="seconds to wait for a rank")
+    add("--print-freq", type=int, default=20, help="steps between log lines")
+    add("--dist-timeout", type=int, default=600, help="seconds to wait for a rank")
     add = parser.add_argument_group("of this chapter").add_argument
-    add("--procs-per-task", type=positive, help="None: 1, or one per GPU")
+    add("--procs-per-task", type=int, help="None: 1, or one per GPU")
     add("--dist-file", metavar="DIR", help="shared folder to meet in, not by address")
     return parser
 
@@ -222,9 +213,8 @@ def wrap_model(args: Namespace, model: Module) -> Module:
     """What training steps call. It shares its weights with `model`."""
     if args.sync_bn:
         nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist] in place
-    # All ranks get the weights of rank 0, and backward() will average the gradients, in
-    # buckets of many; with gradient_as_bucket_view they live there, uncopied. Before
-    # each step rank 0 sends its BatchNorm statistics as well (broadcast_buffers).
+    # Rank 0 gives all ranks its weights now, and BatchNorm statistics in each step.
+    # backward() averages the gradients, with gradient_as_bucket_view without a copy.
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # [dist]
     return torch.compile(model) if args.compile else model
 
@@ -424,8 +414,7 @@ def load_checkpoint(args: Namespace) -> dict:
     if args.resume != "auto":
         path = Path(args.resume)
 
-    # Without map_location all ranks would load onto GPU 0. Without weights_only the
-    # file, which is a pickle, could run any code.
+    # Otherwise every rank would load onto GPU 0, and the file could run any code.
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         arch = checkpoint["args"]["arch"]
@@ -491,7 +480,7 @@ def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple:
     # Images are bytes until here: a quarter of what floats would take on their way.
     images = images.to(device, non_blocking=True)
     images = images.float(memory_format=torch.channels_last)
-    mean, std = PIXELS.to(device, non_blocking=True)  # the CPU does not wait for it
+    mean, std = PIXELS.to(device, non_blocking=True).view(2, 3, 1, 1)
     return images.sub_(mean).div_(std), targets.to(device, non_blocking=True)
 
 
@@ -606,10 +595,10 @@ def evaluate(args: Namespace, model: Module, loader: DataLoader, log: RunLog) ->
 def log_start(log: RunLog, settings: dict, saved: dict, loader: DataLoader) -> None:
     """Write what runs where, and what the user has changed since the checkpoint."""
     device = "cpu"
-    bf16_is_slow = torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
+    has_bf16 = torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "AVX2")
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
-        bf16_is_slow = not torch.cuda.is_bf16_supported(including_emulation=False)
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
 
     facts = {
         "chapter": CHAPTER,
@@ -623,14 +612,12 @@ def log_start(log: RunLog, settings: dict, saved: dict, loader: DataLoader) -> N
         "steps_per_epoch": len(loader),
         "resumed_from_step": log.step,
     }
-    words = [f"{name} {fact}" for name, fact in facts.items()]
-    for name, old in saved.items():
-        if settings.get(name, old) != old and name not in ("resume", "evaluate"):
-            words.append(f"{name} was {old}")
-    log.write("start", ", ".join(words), **facts, args=settings)
-    if settings.get("bf16") and bf16_is_slow:
-        text = "--bf16 is emulated here, and slow: drop it; on a GPU 04_apex has fp16"
-        log.write("warning", text)
+    text = ", ".join(f"{name} {fact}" for name, fact in facts.items())
+    if saved:
+        text += f", changed from {dict(saved.items() - settings.items())}"
+    log.write("start", text, **facts, args=settings)
+    if settings.get("bf16") and not has_bf16:
+        log.write("warning", "--bf16 is emulated here, slowly: use fp16 of 04 on GPUs")
 
 
 def run(args: Namespace, checkpoint: dict) -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 from crew import Crew
-from harness import CHAPTERS, HOROVOD, ROOT, flags_of, load_chapter, load_state, rows
+from harness import CHAPTERS, HOROVOD, ROOT, flags_of, load_chapter, rows
 from refusals import ALONE, HUB, RANKED, SPAWNS, call
 from tiers import table
 from torch import nn
@@ -149,14 +148,6 @@ class Watched(nn.Module):
         return self.head(self.norm(inside).relu().mean((2, 3)))
 
 
-def get_model(name: str, weights: object = None, num_classes: int = 1000, **_: Any) -> nn.Module:
-    """In place of torchvision's."""
-    model = Watched(num_classes)
-    if weights:
-        nn.init.constant_(model.body.weight, 3.0)  # far from where training would get it
-    return model
-
-
 @contextlib.contextmanager
 def watched(module: Any, seen: dict) -> Iterator[None]:
     """A chapter spied upon."""
@@ -169,20 +160,10 @@ def watched(module: Any, seen: dict) -> Iterator[None]:
         outer.register_forward_hook(steps)
         return outer
 
-    join = torch.distributed.init_process_group
-    with (
-        mock.patch("torchvision.models.get_model", side_effect=get_model) as models,
-        mock.patch("torch.compile", compiled),
-        mock.patch("torch.distributed.init_process_group", wraps=join) as joined,
-        mock.patch.object(module, "DataLoader", wraps=DataLoader) as loaders,
-    ):
+    build = lambda arch, num_classes, pretrained: Watched(num_classes)  # noqa: E731
+    with mock.patch.object(module, "build_model", build), mock.patch("torch.compile", compiled):
         yield
-    seen["archs"] = {made.args[0] for made in models.call_args_list}
-    seen["weights"] = [made.kwargs.get("weights") for made in models.call_args_list]
     seen["compiled"] = steps.call_count
-    words = [word for made in joined.call_args_list for word in made.kwargs.values()]
-    seen["timeouts"] = [word for word in words if isinstance(word, timedelta)]
-    seen["workers"] = [made.kwargs.get("num_workers") for made in loaders.call_args_list]
 
 
 def observe(chapter: str, argv: list[str], cwd: Path) -> dict:
@@ -191,29 +172,22 @@ def observe(chapter: str, argv: list[str], cwd: Path) -> dict:
     cwd.mkdir()
     answer = call(chapter, argv, cwd, lambda module: watched(module, seen))
     assert answer["exit"] is None, answer
-    mean = load_state(cwd / "out/checkpoint.pt")["model"]["body.weight"].mean().item()
-    seen["fetched"] = (seen["weights"], mean > 2, "head.bias keeps random" in answer["stdout"])
     return seen
 
 
 # 32 images, batches of 8: 4 steps an epoch.
-BASE = "--synthetic 32 --arch resnet18 --image-size 8 --epochs 2 --batch-size 8 --workers 0"
-BASE += " --output-dir out"
+BASE = "--synthetic 32 --image-size 8 --epochs 2 --batch-size 8 --workers 0 --output-dir out"
 # What is typed, where to look for the difference, and what must be there.
 CHANGES = {
-    "--arch": ("--arch alexnet", "archs", {"alexnet"}),
     "--image-size": ("--image-size 12", "sizes", {(12, 12)}),
-    "--workers": ("--workers 1", "workers", [1, 1]),
     "--bf16": ("--bf16", "types", {(True, "torch.bfloat16"), (False, "torch.bfloat16")}),
     # Of the steps of training only: evaluation takes the bare model.
     "--compile": ("--compile", "compiled", 8),
-    # Its own weights, then those that it fetches; they are used; and what they lack is told.
-    "--pretrained": ("--pretrained", "fetched", ([None, "DEFAULT"], True, True)),
-    "--dist-timeout": ("--dist-timeout 77", "timeouts", [timedelta(seconds=77)]),
 }
-# Half of all tests would fail without these; --sync-bn: below.
+# Half of all tests would fail without these; --sync-bn: below; --arch: test_errors.py; --workers:
+# test_sampling.py; --pretrained, --dist-timeout: tests/faults.
 USED_EVERYWHERE = "--data --synthetic --epochs --batch-size --output-dir --resume --evaluate"
-USED_EVERYWHERE += " --print-freq --sync-bn"
+USED_EVERYWHERE += " --print-freq --sync-bn --arch --workers --pretrained --dist-timeout"
 # The plain loop of test_equivalence.py has the same numbers.
 IN_THE_PLAIN_LOOP = "--lr --warmup-epochs --weight-decay --label-smoothing --seed"
 # Or a new flag that all chapters have would not be tested.
@@ -247,10 +221,13 @@ def test_sync_bn(chapter: str) -> None:
 
 
 def test_places_of_spawned_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """03 without starting anything: how many it spawns, and the environment of local rank 1."""
+    """03 without starting anything: how many it spawns, and the environment of local rank 1. With
+    as many threads as cores in each, two ranks on two cores train at a third of the speed."""
     module, env, spawned = load_chapter(SPAWNS), {}, []
     monkeypatch.setattr("torch.multiprocessing.spawn", lambda *call: spawned.append(call))
     monkeypatch.setattr(module, "run", lambda *_: env.update(os.environ))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     argv = "--synthetic --nprocs 2 --nnodes 3 --node-rank 1 --master-addr 10.0.0.9"
     with mock.patch.dict(os.environ):
         module.main([*argv.split(), "--master-port", "29501"])
@@ -258,7 +235,7 @@ def test_places_of_spawned_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         function(1, *args)
     assert nprocs == 2
     assert [env[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] == ["3", "1", "6"]
-    assert env["LOCAL_WORLD_SIZE"] == "2"
+    assert (env["LOCAL_WORLD_SIZE"], env["OMP_NUM_THREADS"]) == ("2", "3")
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.9", "29501")
 
 

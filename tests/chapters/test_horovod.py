@@ -7,17 +7,19 @@ killed) is in their tables.
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import pytest
+import torch
 from crew import Crew
-from harness import HOROVOD, ROOT, Result, load_state, rows, run
+from harness import HOROVOD, ROOT, Result, load_chapter, load_state, rows, run
 from plain_training import LOW_RATE, arguments, difference, train, train_plainly
 from with_tiny_model import tiny_float32
 
@@ -39,6 +41,24 @@ def test_compression_rounds_and_no_more(crew: Crew, tmp_path: Path) -> None:
     moved = difference(train_plainly(tiny_float32, LOW_RATE, epochs=0)[0], state)
     print(f"\nlargest difference with --fp16-allreduce: {far:.1e}, of weights moved by {moved:.1e}")
     assert 1e-6 < far < 1e-3 < 100 * far < moved
+
+
+def threads_of_rank(chapter: str) -> int:
+    """In a crew member: with how many threads it computes on a machine with six cores."""
+    module = load_chapter(chapter)
+    del os.environ["OMP_NUM_THREADS"]
+    with mock.patch("os.sched_getaffinity", return_value=set(range(6))):
+        module.setup_distributed(module.build_parser().parse_args(["--synthetic"]))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    return threads
+
+
+@needs_horovod
+def test_ranks_share_the_cores(crew: Crew) -> None:
+    """With as many threads as cores in each, two ranks on two cores train at a fifth of the speed.
+    (03: test_flags.py; 06: test_slurm_ranks.py; torchrun sees to it itself.)"""
+    assert crew.run(threads_of_rank, HOROVOD, world_size=2) == [3, 3]
 
 
 def imported(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -138,15 +158,6 @@ def test_other_source_is_refused(tmp_path: Path) -> None:
     assert result.lines("DO NOT MATCH THE HASHES"), result.output
     assert result.lines("error: the source of Horovod was not fetched"), result.output
     assert not result.lines("it ran") and not list(tmp_path.glob("cache/**/*.whl")), result.output
-
-
-@needs_horovod
-def test_what_is_installed() -> None:
-    """The release that the chapter is written for, with PyTorch and Gloo and nothing like MPI."""
-    import horovod.torch as hvd
-
-    assert version("horovod") == "0.28.1"
-    assert hvd.gloo_built() and not hvd.mpi_built()
 
 
 # -------------------------------------------------------------------------------------- elastic.py

@@ -1,19 +1,14 @@
 """What only real launches show: two jobs side by side, two machines, the lines of the README."""
 
-import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from crew import Crew, call_main
-from gpu_check import SLURM as SLURM_TASK
 from harness import (
     CHAPTERS,
-    HOROVOD,
     LAUNCHED_BY_TORCHRUN,
     ROOT,
-    SLURM,
     TINY,
     assert_same,
     command_for,
@@ -23,49 +18,14 @@ from harness import (
     load_chapter,
     load_state,
     rows,
-    run,
     start,
 )
-from slurm import shared_cluster
 
 HUB, SPAWNS = "02_distributed", "03_multiprocessing"
 
 ARGV = ["--synthetic", "40", *TINY, "--epochs", "1"]
 # Two processes a job share these machines' GPUs, which nccl refuses.
 on_cpu = {"CUDA_VISIBLE_DEVICES": ""}
-
-
-THREADS = """
-import sys, torch
-from harness import load_chapter
-chapter = load_chapter(sys.argv[1])
-own = chapter.build_model
-def build_model(*given):
-    print(f"threads {torch.get_num_threads()}", flush=True)  # in one write, whole
-    return own(*given)
-if __name__ in ("__main__", "__mp_main__"):
-    chapter.build_model = build_model
-if __name__ == "__main__":
-    chapter.main(sys.argv[2:])
-"""
-
-
-@pytest.mark.parametrize("chapter", [HUB, SPAWNS, HOROVOD, SLURM])
-def test_ranks_share_the_cores(chapter: str, tmp_path: Path) -> None:
-    """With as many threads as there are cores in each, two ranks on two cores train at a third to a
-    fifth of the speed. torchrun sees to it, and in other chapters the chapter."""
-    script = tmp_path / "threads.py"
-    script.write_text(THREADS)
-    argv = [chapter, *ARGV, "--output-dir", "run"]
-    command = command_for(chapter, argv, 2, script)
-    if chapter == SLURM:  # tasks have cores of their own; a task's processes must share
-        command = [sys.executable, script, *argv, "--procs-per-task", 2]
-    env = {**SLURM_TASK, "SLURM_JOB_ID": "1"} if chapter == SLURM else {}
-    env |= {**on_cpu, "PYTHONPATH": str(ROOT / "tests/support")}
-    result = run(["env", "-u", "OMP_NUM_THREADS", *command], tmp_path, env=env)
-    assert result.returncode == 0, result.output
-    each = 1 if chapter == HUB else max(1, len(os.sched_getaffinity(0)) // 2)
-    assert re.findall(r"threads (\d+)", result.output) == [str(each)] * 2
 
 
 @pytest.mark.proof
@@ -140,23 +100,3 @@ def test_both_readmes_have_the_same_lines() -> None:
         assert load_chapter(chapter).build_parser().parse_args(words).epochs == 3
         launchers = {line.split()[0] for line in launch_lines(chapter)}
         assert lines[CHAPTERS.index(chapter)].split()[0] in launchers
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_line_of_the_readme(chapter: str, tmp_path: Path) -> None:
-    """As it stands there, in the repository's root, but with a smaller TRY."""
-    (line,) = [line for line in README_LINES.splitlines() if f"{chapter}/main.py" in line]
-    cluster = shared_cluster() if chapter == SLURM else None
-    if chapter == SLURM and cluster is None:
-        pytest.skip("needs Slurm as root: sudo tools/mini_slurm.sh install")
-    # An environment that is activated, and a copy to leave runs/ in.
-    env = on_cpu | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    (tmp_path / chapter).symlink_to(ROOT / chapter)
-    smaller = f'TRY="--synthetic 40 {" ".join(TINY)} --epochs 1"\n{line}'
-    words = ["bash", "-euc", smaller]
-    result = run(cluster.user(*words) if cluster else words, tmp_path, 240, env)
-    assert result.returncode == 0, result.output
-    assert rows(tmp_path / "runs" / chapter, "end"), result.output
-    ranks = 1 if chapter == CHAPTERS[0] else 2
-    assert rows(tmp_path / "runs" / chapter, "start")[0]["world_size"] == ranks

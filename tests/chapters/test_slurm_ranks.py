@@ -132,6 +132,17 @@ def test_workers(chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
         assert chapter.build_parser().parse_args(["--synthetic"]).workers == workers
 
 
+def test_processes_share_the_cores(chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
+    for name, value in task(0, 0, 1, 1, 0).items():
+        environment.setenv(name, value)
+    environment.delenv("OMP_NUM_THREADS", raising=False)
+    environment.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    environment.setattr(signal, "signal", lambda *_: None)
+    environment.setattr("torch.multiprocessing.spawn", lambda *_: None)
+    chapter.main(["--synthetic", "8", "--procs-per-task", "3", "--output-dir", "nowhere"])
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+
+
 def test_torchrun_knows_already(chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
     """Its processes have the variables of the task that torchrun is."""
     env = task(1, 0, 2, 2, 2, TORCHELASTIC_RUN_ID="none", RANK="3", WORLD_SIZE="4")

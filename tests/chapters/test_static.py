@@ -5,7 +5,6 @@ import difflib
 import re
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 from harness import CHAPTERS, ROOT, flags_of
@@ -19,15 +18,14 @@ ALL_CHAPTERS = [DP, HUB, SPAWN, APEX, HOROVOD, SLURM, EVAL]
 # imagenet/main.py 4.3 and 36.
 BOUNDS = {"nodes": 5.2, "characters": 48, "tuples": 4, "merges": 0}
 LEAST_BLANK = 5
-LINE_CAP = {DP: 569, HUB: 583, SPAWN: 639, APEX: 758, HOROVOD: 602, SLURM: 737, EVAL: 730}
+LINE_CAP = {DP: 557, HUB: 570, SPAWN: 626, APEX: 745, HOROVOD: 590, SLURM: 724, EVAL: 717}
 # Changed lines (added plus removed) against 02, the docstring aside.
 CHANGED_CAP = {DP: 130, SPAWN: 75, APEX: 230, HOROVOD: 110, SLURM: 210, EVAL: 180}
 
 # Functions that must be the same, to the letter, in the chapters named.
 EVERYWHERE = [
-    "fail", "positive", "load_image", "synthetic_images", "build_datasets", "check_data",
-    "build_model", "learning_rate", "check_output_dir", "save_checkpoint", "RunLog", "to_device",
-    "log_start",
+    "fail", "load_image", "synthetic_images", "build_datasets", "check_data", "build_model",
+    "learning_rate", "check_output_dir", "save_checkpoint", "RunLog", "to_device", "log_start",
 ]  # fmt: skip
 ON_TORCH = [HUB, SPAWN, APEX, SLURM, EVAL]
 SAME = {
@@ -246,25 +244,3 @@ def test_every_flag_is_read(chapter: str) -> None:
     """Parsed and never read is how the 2019 scripts lost --workers (test_flags.py proves more)."""
     read = re.findall(r"\bargs\.(\w+)", source(chapter))
     assert {flag.strip("-").replace("-", "_") for flag in flags_of(chapter)} <= set(read)
-
-
-def test_oldest_versions_agree() -> None:
-    """The oldest torch that we promise is the one that smoke-oldest installs."""
-    promised = re.search(r"^torch>=(\S+)", Path(ROOT, "requirements.txt").read_text(), re.M)[1]
-    tested = re.search(r"^torch==(\S+)", Path(ROOT, "requirements-oldest.txt").read_text(), re.M)[1]
-    assert tested.startswith(promised)
-    assert f"torch >= {promised}" in (ROOT / "README.md").read_text()
-
-
-def training_of(skeleton: str) -> list[str]:
-    """A skeleton's lines from the seed to the step, whatever their indent and comments."""
-    text = (ROOT / "docs/examples/skeletons" / skeleton).read_text()
-    part = text[text.index("torch.manual_seed(0)") : text.index("optimizer.step()")]
-    return [line.split("  #")[0].strip() for line in part.splitlines()]
-
-
-@pytest.mark.parametrize("skeleton", ["03.py", "06.py"])
-def test_skeletons_train_alike(skeleton: str) -> None:
-    """Each is a whole program, on a page of its own; what is not its chapter's idea is 02's."""
-    assert len(training_of("02.py")) > 8
-    assert training_of(skeleton) == training_of("02.py")

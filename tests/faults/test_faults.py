@@ -4,7 +4,6 @@ Every job that meets a fault is really launched; the one that goes on after it i
 fault for each way of launching runs in `make test`, the whole table in `make proof`.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -228,30 +227,3 @@ def test_told_to_end(chapter: str, how: str, tmp_path: Path, fault_table: FaultT
     assert state["epoch"] >= 1 and events(tmp_path / "run")
     outcome = f"all processes end, status {result.returncode}; checkpoint whole"
     fault_table(f"{how} to the launcher", chapter, outcome, seconds)
-
-
-# -------------------------------------------------------------------------------- who may connect
-
-
-def listening(pids: list[int]) -> set[str]:
-    """The addresses at which processes accept TCP connections."""
-    import psutil  # here: the smoke tests are collected where it may be missing
-
-    found = []
-    for pid in pids:
-        with contextlib.suppress(psutil.NoSuchProcess):  # a loader's worker, its epoch done
-            found += psutil.Process(pid).net_connections("tcp")
-    return {socket.laddr.ip for socket in found if socket.status == psutil.CONN_LISTEN}
-
-
-@pytest.mark.proof
-def test_who_listens(tmp_path: Path, fault_table: FaultTable) -> None:
-    """While two ranks of 03 train: on loopback only (gloo's addresses are what GLOO_SOCKET_IFNAME
-    says, here lo). The store of torchrun is torch's own."""
-    began, process = time.monotonic(), running(SPAWNS, tmp_path)
-    found = listening(alive(process))
-    kill_all(process)
-    process.communicate()
-    assert found and found <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, found
-    outcome = "all its processes listen on loopback only"
-    fault_table("who may reach the rendezvous", SPAWNS, outcome, time.monotonic() - began)
