@@ -316,14 +316,3 @@ def test_real_training(argv: str, tmp_path: Path) -> None:
     go_on = ["--resume", "run/checkpoint.pt", "--epochs", 5]
     assert launch_on_gpus(tmp_path, "on", *go_on, *argv.split())[0] < losses[0]
     assert launch_on_gpus(tmp_path, "native", *go_on, "--amp-dtype", "bf16")[0] < losses[0]
-
-
-@pytest.mark.parametrize("argv", [LEVELS[0], *FUSED])
-def test_real_apex_is_near_to_native(argv: str, tmp_path: Path) -> None:
-    """O0 is native fp32, FusedSGD torch's SGD: the same losses for a few steps, before rounding
-    tells."""
-    native = argv.replace(LEVELS[0], "--amp-dtype fp32").replace("--fused-sgd", "")
-    short = ["--epochs", 1, "--lr", 0.02]
-    losses = launch_on_gpus(tmp_path, "apex", *argv.split(), *short)
-    expected = launch_on_gpus(tmp_path, "native", *native.split(), *short)
-    assert losses == pytest.approx(expected, rel=0.05 if "16" in argv else 0.02)
