@@ -21,6 +21,7 @@ import torch
 import torchvision
 from crew import Crew
 from harness import ROOT, TOOLS, alive, finish, kill_all, left_behind, run, start
+from refusals import snapshot
 from with_tiny_model import TinyModel
 
 BENCHMARK = TOOLS / "benchmark"
@@ -47,10 +48,10 @@ def tiny_model() -> Any:
     return mock.patch.object(torchvision.models, "get_model", tiny)
 
 
-def one_run(number: int, variant: str, train: float, cpu: float, foreign: float = 0.1) -> dict:
-    row = {"round": number, "variant": variant, "train": train, "val": 4 * train, "cpu": cpu}
-    row |= {"first_step": 1, "data_wait": 0.01, "wall": 20.0, "memory": 900}
-    return row | {"foreign": foreign, "failed": None}
+def one_run(number: int, variant: str, train: float, cpu: float, foreign: float) -> dict:
+    row = {"round": number, "variant": variant, "train": train, "cpu": cpu, "foreign": foreign}
+    other = {"val": 80, "first_step": 1, "data_wait": 0.01, "wall": 20.0, "memory": 900}
+    return row | other | {"failed": None}
 
 
 def three_rounds() -> list[dict]:
@@ -58,7 +59,7 @@ def three_rounds() -> list[dict]:
     runs = []
     for number, speed, foreign in ((0, 1.0, 0.1), (1, 0.5, 0.1), (2, 1.0, 0.8)):
         runs.append(one_run(number, "reference", 20 * speed, 10.0, foreign))
-        runs.append(one_run(number, "02", (24, 30, 5)[number] * speed, 8.0 + number))
+        runs.append(one_run(number, "02", (24, 30, 5)[number] * speed, 8.0 + number, 0.1))
     return runs
 
 
@@ -109,19 +110,11 @@ def test_committed_results_are_rendered_as_they_stand(result: Path, tmp_path: Pa
         assert path.read_bytes() == (tmp_path / path.name).read_bytes(), path
 
 
-def test_mistakes_end_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(benchmark, "HOROVODRUN", Path("nowhere"))
-    Path("benchmark.json").write_text("{}")
-    for words, line in (
-        ("--variants=02 fast", "error: --variants: no '02 fast'"),
-        ("--variants=05", "error: 05 needs Horovod"),
-        ("--out=.", "holds a benchmark.json: give another --out"),
-    ):
-        with pytest.raises(SystemExit, match=line) as ended:
-            benchmark.main([words])
-        assert "\n" not in str(ended.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["benchmark.json"]
+def test_no_result_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "benchmark.json").write_text("{}")
+    with pytest.raises(SystemExit, match="holds a benchmark.json: give another --out"):
+        benchmark.main(["--out", str(tmp_path)])
+    assert snapshot(tmp_path) == {"benchmark.json": b"{}"}
 
 
 PROCESSES = """
@@ -154,22 +147,20 @@ def test_cpu_of_all_generations_counts_and_no_process_is_left(tmp_path: Path) ->
     assert not left_behind()
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT] * 3], ids=["term", "int"])
-def test_a_signal_ends_all_that_runs(signals: list[signal.Signals], tmp_path: Path) -> None:
+def test_an_impatient_ctrl_c_ends_all_that_runs(tmp_path: Path) -> None:
+    """It comes again while the first is dealt with."""
     tool = start([sys.executable, "-c", PROCESSES, "90", "lost"], tmp_path, NO_TORCH)
     try:
         deadline = time.monotonic() + 30
         while len(alive(tool)) < 5 and time.monotonic() < deadline:  # two commands, each forks
             time.sleep(0.05)
-        for number in signals:  # an impatient Ctrl-C comes again while the first is dealt with
-            tool.send_signal(number)
+        for _ in range(3):
+            tool.send_signal(signal.SIGINT)
             time.sleep(0.005)
         result = finish(tool, 30)  # which fails where a process is left
     finally:
         kill_all(tool)
-    term = signals[0] == signal.SIGTERM
-    assert result.returncode == (1 if term else 130) and "Traceback" not in result.output
-    assert ("benchmark: told to end" in result.stderr) == term
+    assert result.returncode == 130 and "Traceback" not in result.output
 
 
 def test_our_pictures_are_those_of_pil(tmp_path: Path, threads: None) -> None:
@@ -186,15 +177,11 @@ def test_our_pictures_are_those_of_pil(tmp_path: Path, threads: None) -> None:
 def test_both_loops_are_timed_in_each_precision(
     native: bool, tmp_path: Path, threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """bf16 is left out, and the tables say so, where the hardware has none."""
+    """bf16 is left out where the hardware has none."""
     monkeypatch.setattr(parts, "has_bf16", lambda: native)
     with tiny_model():
         found = parts.loop("resnet18", 32, 2, 2, 2, tmp_path)
     assert ("bf16" in {row["mode"] for row in found["modes"]}) == native
-    result = json.loads(COMPLETE.read_text())
-    result["machine"] |= {"bf16": native, "instructions": ["avx2"]}
-    text = report.tables(result, "en")
-    assert ("bf16 is left out" in text) == (not native) and " (avx2), 2 cores" in text
     for row in found["modes"]:
         first, second = row["rounds"]
         assert [*first] == ["ours", "bare"] and [*second] == ["bare", "ours"]
@@ -236,7 +223,6 @@ def run_tool(argv: list[str], folder: Path, timeout: float) -> dict:
     assert list(temporary.glob("benchmark-*")) == []
     shutil.rmtree(temporary)
     found = json.loads((folder / "out" / "benchmark.json").read_text())
-    assert {"machine", "versions", "date", "commit", "dirty", "command", "settings"} <= set(found)
     assert str(ROOT) not in json.dumps(found) and str(folder) not in json.dumps(found)
     names = {path.name for path in COMPLETE.parent.iterdir()}
     assert {path.name for path in (folder / "out").iterdir()} == names

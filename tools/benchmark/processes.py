@@ -24,7 +24,7 @@ def end_on_signals() -> None:
     def stop(signum: int, _frame: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        raise SystemExit("benchmark: told to end" if signum == signal.SIGTERM else 130)
+        raise SystemExit(128 + signum)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
