@@ -96,7 +96,7 @@ def pick_gpus(args: Namespace) -> list[int]:
     count = torch.cuda.device_count()
     if count and not torch.cuda.is_available():
         fail("torch cannot use the GPUs of this machine: its driver may be too old")
-    if args.gpus is None:
+    if not args.gpus:
         return list(range(count))
 
     chosen = [int(gpu) for gpu in args.gpus.split(",")]
@@ -190,7 +190,7 @@ def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, int]:
     """Training set, validation set and number of classes. Replace it to use your data:
     an item is a uint8 image (3, size, size) and the index of its class."""
     size = args.image_size
-    if args.synthetic:
+    if not args.data:
         count = args.synthetic
         train_set = synthetic_images(range(count), size)
         val_set = synthetic_images(range(count, count + max(1, count // 4)), size)
@@ -306,7 +306,7 @@ def load_checkpoint(args: Namespace) -> dict:
     if args.resume != "auto":
         path = Path(args.resume)
 
-    # Otherwise every rank would load onto GPU 0, and the file could run any code.
+    # Without these two arguments every rank loads onto GPU 0, and a file can run code.
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         arch = checkpoint["args"]["arch"]
@@ -451,7 +451,7 @@ def evaluate(args: Namespace, model: Module, loader: DataLoader, log: RunLog) ->
         totals[2] += hits.sum()
         totals[3] += len(targets)
 
-    # Ranks may have unequal numbers of batches: so no collective above, and no DDP.
+    # The loop has no collective and no DDP: ranks may have unequal numbers of batches.
     loss_sum, top1, top5, count = all_reduce_sum(totals).tolist()  # [dist]
     log.check_loss(loss_sum)
     result = {

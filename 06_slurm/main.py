@@ -214,7 +214,7 @@ def wrap_model(args: Namespace, model: Module) -> Module:
     if args.sync_bn:
         nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist] in place
     # Rank 0 gives all ranks its weights now, and BatchNorm statistics in each step.
-    # backward() averages the gradients, with gradient_as_bucket_view without a copy.
+    # backward() averages the gradients; gradient_as_bucket_view spares a copy of them.
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # [dist]
     return torch.compile(model) if args.compile else model
 
@@ -223,7 +223,7 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
     """The sum over all ranks, in place. If a rank does not call it, the others wait."""
     dist.all_reduce(tensor)  # [dist]
     if tensor.is_cpu:
-        sleep(0.02)  # gloo frees it meanwhile: a fork before that can hang Python 3.11
+        sleep(0.02)  # until gloo has freed it: loader workers forked sooner may hang
     return tensor
 
 
@@ -279,7 +279,7 @@ def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, int]:
     """Training set, validation set and number of classes. Replace it to use your data:
     an item is a uint8 image (3, size, size) and the index of its class."""
     size = args.image_size
-    if args.synthetic:
+    if not args.data:
         count = args.synthetic
         train_set = synthetic_images(range(count), size)
         val_set = synthetic_images(range(count, count + max(1, count // 4)), size)
@@ -414,7 +414,7 @@ def load_checkpoint(args: Namespace) -> dict:
     if args.resume != "auto":
         path = Path(args.resume)
 
-    # Otherwise every rank would load onto GPU 0, and the file could run any code.
+    # Without these two arguments every rank loads onto GPU 0, and a file can run code.
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         arch = checkpoint["args"]["arch"]
@@ -577,7 +577,7 @@ def evaluate(args: Namespace, model: Module, loader: DataLoader, log: RunLog) ->
         totals[2] += hits.sum()
         totals[3] += len(targets)
 
-    # Ranks may have unequal numbers of batches: so no collective above, and no DDP.
+    # The loop has no collective and no DDP: ranks may have unequal numbers of batches.
     loss_sum, top1, top5, count = all_reduce_sum(totals).tolist()  # [dist]
     log.check_loss(loss_sum)
     result = {
