@@ -12,9 +12,9 @@ readonly PACKAGES=(slurmctld slurmd slurm-client munge iproute2)
 usage() {
     cat <<END
 usage: $ME install                        get Slurm, from the distribution's packages
-       $ME up [--netns] [--log]           start it: eval "\$($ME up)"
+       $ME up [--netns]                   start it: eval "\$($ME up)"
        $ME exec n1 -- COMMAND             run a command as if logged in on that node
-       $ME status [--log]                 say how the nodes are, or where the logs are
+       $ME status                         say how the nodes are; logs: DIR/*.log
        $ME down                           end it, and all of its jobs
 options: --dir DIR   where it lives (/tmp/mini-slurm); another folder is another cluster
          --netns     each node has a network, an address and a host name of its own
@@ -30,15 +30,13 @@ command=${1:-}
 case $command in
     install | up | down | status | exec) ;;
     -h | --help) usage; exit ;;
-    '') wrong "no command" ;;
-    *) wrong "no such command: $command" ;;
+    *) wrong "which command?" ;;
 esac
-dir=/tmp/mini-slurm netns='' log='' node='' argv=()
+dir=/tmp/mini-slurm netns='' node='' argv=()
 while [ $# -gt 0 ]; do
     case $1 in
         --dir) [ $# -gt 1 ] || wrong "--dir needs a folder"; dir=$2; shift ;;
         --netns) netns=yes ;;
-        --log) log=yes ;;
         -h | --help) usage; exit ;;
         n1 | n2) node=$1 ;;
         --) shift; argv=("$@"); break ;;
@@ -46,13 +44,7 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-if [ "$command" = exec ]; then
-    [ -n "$node" ] || wrong "exec needs a node: exec n1 -- hostname"
-    [ ${#argv[@]} -gt 0 ] || wrong "exec needs a command: exec $node -- hostname"
-else
-    [ -z "$node${argv[*]}" ] || wrong "$command takes no node and no command"
-fi
-[ -z "$netns" ] || [ "$command" = up ] || wrong "--netns belongs to up"
+[ "$command" != exec ] || [ -n "${node:+${argv[*]}}" ] || wrong "write exec n1 -- hostname"
 dir=$(realpath -m -- "$dir")
 # The folder's name gets into slurm.conf, and a socket's path may have at most 107 characters.
 [[ $dir =~ ^/[A-Za-z0-9_./-]{1,74}$ ]] ||
@@ -254,7 +246,6 @@ up() {
     echo CgroupPlugin=cgroup/v1 >"$dir/cgroup.conf"
     start
     trap - EXIT
-    [ -z "$log" ] || logs >&2
     echo "export SLURM_CONF=$conf"
 }
 
@@ -296,8 +287,6 @@ down() {
     rm -rf "$dir"
 }
 
-logs() { printf '%s\n' "$dir"/*.log "$dir/munge/log"; }
-
 case $command in
     install) install_packages; exit ;;
     up) up; exit ;;
@@ -305,7 +294,7 @@ case $command in
 esac
 is_up || die "$dir is not up; type: $ME up --dir $dir"
 if [ "$command" = status ]; then
-    if [ -n "$log" ]; then logs; else ask sinfo -N -o '%N %T %C %G %E'; fi
+    ask sinfo -N -o '%N %T %C %G %E'
     exit
 fi
 alive "slurmd.$node" || die "$node's slurmd has died; type: $ME down --dir $dir"

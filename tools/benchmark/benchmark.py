@@ -8,7 +8,7 @@
     python tools/benchmark/benchmark.py --render docs/assets/results/NAME/benchmark.json
 
 Writes benchmark.json (every run, machine, versions, commit), and made from it alone RESULT,
-SUMMARY (.en.md, .zh.md) and chart (.en.svg, .zh.svg). Variants of the training comparison:
+SUMMARY (.en.md, .zh.md). Variants of the training comparison:
 
     reference     tools/benchmark/reference.py, a plain DDP script: what the ratios are to
     02, 02 bf16   a chapter by its number, then its flags: bf16, fp16 (04), compile
@@ -264,7 +264,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     for part in MEASURES:
         add(f"--{part}", dest="parts", action="append_const", const=part)
     add("--all", dest="parts", action="store_const", const=list(MEASURES), help="all of these")
-    add("--render", type=Path, metavar="JSON", help="make tables and charts anew, measure nothing")
+    add("--render", type=Path, metavar="JSON", help="make the tables anew, measure nothing")
     add("--out", type=Path, metavar="DIR", help="for the results; else runs/benchmark-DATE")
     add("--variants", metavar="'reference,02 bf16'", help="of the training comparison, see above")
     add("--arch", default="resnet50" if gpus else "resnet18", help="resnet18, on GPUs resnet50")

@@ -1,10 +1,9 @@
-"""From the runs of benchmark.py to medians, ratios, tables in two languages and charts."""
+"""From the runs of benchmark.py to medians, ratios and tables in two languages."""
 
 import json
 import re
 from pathlib import Path
 from statistics import median
-from xml.sax.saxutils import escape
 
 # key -> language -> text with {places}
 WORDS = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
@@ -76,7 +75,7 @@ def of_loop(row: dict) -> dict:
 
 
 def summarise(result: dict) -> dict:
-    """All figures that the tables and charts show."""
+    """All figures that the tables show."""
     runs = result["runs"]
     modes = result["loop"]["modes"] if result["loop"] else []
     return {
@@ -180,34 +179,6 @@ def summary_parts(result: dict, language: str) -> str:
     return text
 
 
-# ----------------------------------------------------------------------------------------- chart
-
-
-def chart(result: dict, language: str) -> str:
-    """Bars of images/s, training and validation, as SVG: no background, grey text, two colours
-    that stand out from white and from black."""
-    words, variants = words_in(language), result["summary"]["variants"]
-    lines, y = [f"<title>{escape(words['train'])}; {escape(words['val'])}</title>"], 0
-    for measure, colour in (("train", "#3f8fd2"), ("val", "#2f9e6e")):
-        values = {name: f[measure] for name, f in variants.items() if f[measure]}
-        largest = max([value["max"] for value in values.values()], default=1)
-        y += 30
-        lines.append(f'<text x="0" y="{y}" font-weight="bold">{escape(words[measure])}</text>')
-        for name, value in values.items():
-            y += 26
-            width, low, high = (360 * value[k] / largest for k in ("median", "min", "max"))
-            times = variants[name][f"{measure}_ratio"]
-            label = show(value["median"]) + (f"  ×{times:.2f}" if times else "")
-            bar = f'<rect x="130" y="{y - 14}" width="{width:.1f}" height="18" fill="{colour}"/>'
-            bar += f'<path d="M{130 + low:.1f} {y - 5}H{130 + high:.1f}" stroke="#808080"/>'
-            lines.append(f'<text x="122" y="{y}" text-anchor="end">{escape(name)}</text>')
-            lines.append(bar)
-            lines.append(f'<text x="{138 + max(width, high):.1f}" y="{y}">{label}</text>')
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 620 {y + 14}" role="img"'
-    head += ' font-family="sans-serif" font-size="14" fill="#808080">'
-    return "\n".join([head, *lines, "</svg>", ""])
-
-
 # ----------------------------------------------------------------------------------------- files
 
 
@@ -219,9 +190,9 @@ def save(result: dict, out: Path) -> None:
 
 
 def render(result: dict, out: Path) -> str:
-    """Write tables and charts; returns the English tables."""
+    """Write the tables; returns the English ones."""
     result["summary"] = summarise(result)
-    makers = {"RESULT.{}.md": tables, "SUMMARY.{}.md": summary_parts, "chart.{}.svg": chart}
+    makers = {"RESULT.{}.md": tables, "SUMMARY.{}.md": summary_parts}
     for name, make in makers.items():
         for language in ("en", "zh"):
             text = make(result, language)
