@@ -456,31 +456,30 @@ def test_two_networks(crew: Crew) -> None:
     assert sent == 1 and torch.equal(gradient, first)
 
 
-def half(source: str) -> tuple[Tensor, float]:
-    """The weights after three steps, in the second of which rank 1 has an overflow; and how far
-    the first step went."""
+def half(source: str) -> tuple[Tensor, list[float]]:
+    """The weights after three steps, and how far each went; in the second, rank 1 overflows."""
     recipes = joined(source)
     model = nn.Linear(4, 1)
     ddp_model, optimizer = DistributedDataParallel(model), SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     torch.manual_seed(dist.get_rank())
-    start, moved = flat(model), 0.0
+    moved = []
     for step in range(3):
+        start = flat(model)
         loss = 100 * ddp_model(torch.randn(5, 4)).square().mean()
         if step == 1 and dist.get_rank() == 1:
             loss = loss * float("inf")
         recipes.step_in_fp16(loss, optimizer, scaler, model)
-        if step == 0:
-            moved = (flat(model) - start).norm().item()
+        moved.append((flat(model) - start).norm().item())
     return flat(model), moved
 
 
 def test_fp16(crew: Crew) -> None:
     (first, moved), (second, _) = on_two(crew, half)
-    assert torch.equal(first, second) and first.isfinite().all()
-    assert moved == pytest.approx(0.1, rel=1e-4)  # the rate times the bound of the norm
+    assert torch.equal(first, second)
+    assert moved == pytest.approx([0.1, 0, 0.1], rel=1e-4)  # the rate times the bound of the norm
     (_, moved), _ = on_two(crew, half, point="scaler.unscale_(optimizer)")
-    assert moved < 0.001
+    assert moved[0] < 0.001
 
 
 def logged(source: str) -> list[tuple[float, int]]:
@@ -534,7 +533,6 @@ def test_recipes_are_short() -> None:
     """At most 15 lines each on a page, without the blank ones; and both pages show all of them."""
     found = [n for n in ast.parse(RECIPES).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     names = [node.name for node in found]
-    assert len(names) > 15
     for node in found:
         lines = RECIPES.splitlines()[node.lineno - 1 : node.end_lineno]
         assert len([line for line in lines if line.strip()]) <= 15, node.name

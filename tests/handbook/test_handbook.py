@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import GLOO_ABORT, ROOT, run_short
+from harness import ROOT, run_short
 from warm import run_warm
 
 EXAMPLES = sorted((ROOT / "docs/examples/handbook").glob("*.py"))
@@ -56,18 +56,6 @@ def warm(example: Path, folder: Path) -> str:
     statuses, outs, errs = run_warm(words, folder, ranks, cwd=ROOT)
     assert not any(statuses), (statuses, outs, errs)
     return "".join(outs)
-
-
-@pytest.mark.filterwarnings("ignore:aborted while Python ended")
-@pytest.mark.parametrize(("aborts", "says", "status", "runs"), [
-    (2, GLOO_ABORT, 0, 3), (3, GLOO_ABORT, 3, 3), (1, "Aborted", 1, 1),
-])  # fmt: skip
-def test_only_the_abort_of_gloo_is_forgiven(
-    aborts: int, says: str, status: int, runs: int, tmp_path: Path
-) -> None:
-    script = f"echo >> runs; n=$(wc -l < runs); ((n > {aborts})) || {{ echo {says} >&2; exit $n; }}"
-    assert run_short(["bash", "-c", script], tmp_path, 20).returncode == status
-    assert (tmp_path / "runs").read_text() == "\n" * runs
 
 
 def by_rank(text: str) -> list[str]:

@@ -49,15 +49,12 @@ def test_signature(name: str) -> None:
 
 
 def test_nothing_is_left_out() -> None:
-    """Neither a function that an example calls, nor a variable that a page names."""
+    """No function that an example calls."""
     assert NAMES[0] == NAMES[1]
-    code, pages = ("".join(path.read_text() for path in (ROOT / "docs").glob(files))
-                   for files in ("examples/handbook/*.py", "en/handbook/*.md"))  # fmt: skip
+    examples = (ROOT / "docs/examples/handbook").glob("*.py")
+    code = "".join(path.read_text() for path in examples)
     called = {n for n in re.findall(r"\bdist\.([a-zA-Z]\w*)\(", code) if hasattr(dist, n)}
-    kinds = "CUDA_V|GLOO|GROUP|LOCAL|MASTER|NCCL|OMP|ROLE|TORCH|USE|WORLD"
-    named = set(re.findall(rf"`((?:{kinds})[A-Z0-9]*_[A-Z0-9_]*[A-Z0-9])\b", pages))
     assert len(called) > 40 and {f"dist.{n}" for n in called} <= dict(NAMES[1]).keys()
-    assert len(named) > 25 and named <= dict(NAMES[1]).keys()
 
 
 @pytest.mark.skipif(not of_this_torch, reason=f"the page is of torch {SHOWN}")

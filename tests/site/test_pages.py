@@ -1,7 +1,6 @@
 """The pages as they are written: what they may bring in, that both languages match, and that links
 in the READMEs lead somewhere. Each check is also shown something broken, which it must find."""
 
-import ast
 import html
 import re
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from harness import CHAPTERS, ROOT
 markdown = pytest.importorskip("markdown", reason="needs requirements-dev.txt")
 pytest.importorskip("pymdownx.blocks", reason="needs requirements-dev.txt")  # not with tensorboard
 
-from tools.site import check_twins, codealong, source  # noqa: E402
+from tools.site import check_twins, codealong  # noqa: E402
 from tools.site.diffs import hunks  # noqa: E402
 from tools.site.source import SiteError, Source, read, translated  # noqa: E402
 
@@ -33,12 +32,6 @@ def render(text: str, repo: str = REPO, page: str = "") -> str:
         place.file = SimpleNamespace(src_uri=page)
         md.treeprocessors.register(place, "relpath", 0)
     return md.convert(text)
-
-
-def plain(page: str) -> list[str]:
-    """The lines of code in a page, without colours."""
-    found = re.findall(r'<span class="ln[^>]*>(.*)</span>$', page, re.M)
-    return [html.unescape(re.sub(r"<[^>]+>", "", line)) for line in found]
 
 
 # --- what a line in a page brings in --------------------------------------------------------------
@@ -93,14 +86,14 @@ def test_code(sample: Callable, line: str, first: int, last: int, begins: str) -
     page = sample(f"before\n\n@code a/main.py {line}\n\nafter")
     numbers = [int(n) for n in re.findall(r'class="ln[^>]*data-l="(\d+)"', page)]
     assert numbers == list(range(first, last + 1))
-    assert plain(page)[0] == begins
+    shown = re.search(r'<span class="ln[^>]*>(.*)</span>$', page, re.M)[1]
+    assert html.unescape(re.sub(r"<[^>]+>", "", shown)) == begins
     assert "<p>before</p>" in page and "<p>after</p>" in page and "@code" not in page
     assert f"{REPO}/blob/main/a/main.py#L{first}-L{last}" in page
 
 
-def test_code_is_dedented_and_highlighted(sample: Callable) -> None:
+def test_code_is_highlighted(sample: Callable) -> None:
     page = sample('@code a/main.py Box.open "for n in" {hl="first += n" hl="in the loop"}')
-    assert plain(page)[:2] == ["for n in range(LIMIT):", "    first += n"]
     assert re.findall(r'class="ln hll" data-l="(\d+)"', page) == ["16", "18"]
 
 
@@ -122,14 +115,6 @@ def test_code_that_is_not_there(line: str, says: str) -> None:
     assert str(error.value).startswith(line)
 
 
-def without_docstrings(text: str) -> str:
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, *source.DEFINITIONS)) and ast.get_docstring(node):
-            node.body[0].value.value = ""
-    return ast.dump(tree)
-
-
 EXAMPLES = sorted(
     str(file.relative_to(ROOT))
     for table in DOCS.glob("examples/*/comments.zh.json")
@@ -141,10 +126,12 @@ EXAMPLES = sorted(
 def test_comments_in_chinese(path: str) -> None:
     """Of the same code, on the same lines."""
     english, chinese = read(path), translated(read(path), "zh")
-    assert len(chinese.lines) == len(english.lines)
-    assert without_docstrings(chinese.text) == without_docstrings(english.text)
-    said = chinese.comments().values()
-    assert said and all(re.search("[\u4e00-\u9fff]", text) for text in said)
+    said = english.comments()
+    for n, (old, new) in enumerate(zip(english.lines, chinese.lines, strict=True), start=1):
+        assert old == new or n in said
+    assert said.keys() == chinese.comments().keys()
+    for text in chinese.comments().values():
+        assert re.search("[\u4e00-\u9fff]", text)
 
 
 @pytest.mark.parametrize(
@@ -247,15 +234,11 @@ def test_readmes_match() -> None:
     assert ours == theirs
     assert [link for link in ours if link.startswith("!")] == []
     assert {f"docs/chapters/{chapter}.md" for chapter in CHAPTERS} <= set(ours)
-    assert "docs/convert.md" in ours[:2]
     assert readme_links("en", "[a](LICENCE) [b](README.md)") == ["!LICENCE"]
 
 
 def test_links_to_files_of_the_repository() -> None:
-    page = "[x](https://repository/LICENSE)\n\n```bash\ngit clone REPOSITORY_URL cookbook\n```"
-    html = render(page)
-    assert f'href="{REPO}/blob/main/LICENSE"' in html and f"</span>{REPO}<span" in html
-    assert 'href="./source/LICENSE.txt"' in render(page, "")
+    assert f'href="{REPO}/blob/main/LICENSE"' in render("[x](https://repository/LICENSE)")
     with pytest.raises(SiteError, match="LICENCE: there is no such file"):
         render("[x](https://repository/LICENCE)")
 
