@@ -191,12 +191,6 @@ def test_meeting_in_a_file(
     assert all(name.startswith(f"file://{tmp_path}/") for name in names), names
 
 
-def test_ranks_meet_in_a_file(crew: Crew, tmp_path: Path) -> None:
-    (tmp_path / "meet").mkdir()
-    argv = ["--epochs", 1, "--dist-file", tmp_path / "meet"]
-    assert one_start(crew, tmp_path / "run", 2, *argv)[0]["exit"] is None
-
-
 # --------------------------------------------------------------------- the stop inside an epoch
 
 

@@ -88,15 +88,6 @@ RIGHT = {
     ),
     "one image repeated": ("images[:70], targets[:70]", "images[:69], targets[:69]"),
     "two models evaluated": ("in val_loader:", "in (*val_loader, *val_loader):"),
-    "validated piece by piece": (
-        "for epoch in range(3):\n",
-        "pieces = iter(DataLoader(share, batch_size=1))\nfor epoch in range(3):\n",
-        "        optimizer.step()\n",
-        "        optimizer.step()\n"
-        "        if len(targets) < 8:\n"
-        "            with torch.no_grad():\n"
-        "                next(pieces)\n",
-    ),
     "batch sampler": (
         "batch_size=8, sampler=sampler",
         "batch_sampler=torch.utils.data.BatchSampler(sampler, 8, True)",
@@ -264,15 +255,6 @@ RIGHT = {
         "ddp = DDP(model)\n"
         "model[0].requires_grad_(True)\n"
         "ddp = DDP(model)\n",
-    ),
-    "names mended after a failure": (
-        "        torch.save(model.state_dict()",
-        "        names = {f'module.{name}': value for name, value in model.state_dict().items()}\n"
-        "        try:\n"
-        "            model.load_state_dict(names)\n"
-        "        except RuntimeError:\n"
-        "            pass\n"
-        "        torch.save(model.state_dict()",
     ),
     "a log of all ranks": (
         "    scheduler.step(",

@@ -3,7 +3,6 @@
 import difflib
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from cases import CASES, DOCTOR, TORCHRUN, all_cases
 from crew import Crew
 from doctor.report import LANGUAGES, Finding, Report
 from examined import assert_all_ran, examined, shown
-from harness import ROOT, TOOLS, run
+from harness import ROOT, run
 
 KNOWN = all_cases()
 MISSED = [name for name, case in KNOWN.items() if case.finding == "nothing"]
@@ -88,9 +87,3 @@ def test_branches() -> None:
             text = "\n".join(case.branch(mended))
             compile(text, name, "exec")
             assert "MENDED:" not in text
-
-
-def test_unknown_case(tmp_path: Path) -> None:
-    words = [sys.executable, TOOLS / "benchmark/cases.py", "no_such_case"]
-    result = run(words, tmp_path, 60)
-    assert result.returncode == 2 and "no case no_such_case; there are " in result.stderr

@@ -326,20 +326,6 @@ def test_unused_parameters(crew: Crew, changing: bool, point: str) -> None:
         on_two(crew, unused, changing, point=point)
 
 
-def two_losses() -> Tensor:
-    """The gradient after a second backward() on the same output."""
-    joined()
-    ddp_model = DistributedDataParallel(nn.Linear(4, 1))
-    loss = ddp_model(torch.randn(5, 4) + dist.get_rank()).square().mean()
-    loss.backward(retain_graph=True)
-    loss.backward()
-    return ddp_model.module.weight.grad
-
-
-def test_two_losses(crew: Crew) -> None:
-    assert not torch.equal(*crew.run(two_losses, world_size=2))
-
-
 def rates(source: str) -> float:
     """The learning rate in the last step of two epochs."""
     recipes = joined(source)

@@ -228,16 +228,6 @@ def test_what_is_not_possible(
     assert "NaN" not in page.locator(f"#fig-{name}").inner_html()
 
 
-def test_typing_is_not_disturbed(page: Page, address: str) -> None:
-    """A number that is not finished is answered, and corrected only when the field is left."""
-    page.goto(f"{address}en/launching/")
-    field = page.locator("#fig-launch [name=batch]")
-    field.fill("")
-    assert "is not possible" in sentence(page, "launch") and field.input_value() == ""
-    field.press("Tab")
-    assert field.input_value() == "64" and "64 is shown" in sentence(page, "launch")
-
-
 def test_models_are_those_of_torchvision() -> None:
     shown = json.loads((ROOT / "docs/assets/results/scaling-models.json").read_text("utf-8"))
     assert scaling_model.count("resnet18") == shown["resnet18"]

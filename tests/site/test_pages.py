@@ -203,7 +203,7 @@ def test_pasted_code_is_found(tmp_path: Path) -> None:
     lines = (ROOT / "02_distributed/main.py").read_text().splitlines()
     at = next(n for n, line in enumerate(lines) if "= setup_distributed(" in line)
     page = "# T {#t}\n\n``` { .python .example }\n" + "\n".join(lines[at : at + 6]) + "\n```\n"
-    assert "is pasted from 0" in "\n".join(twins(tmp_path, page, page))
+    assert "is pasted: use @code" in "\n".join(twins(tmp_path, page, page))
 
 
 def test_pages_match() -> None:

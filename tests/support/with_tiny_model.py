@@ -39,13 +39,6 @@ class Stateful(nn.Module):
         return self.layers(images)
 
 
-class FrozenNorm(nn.BatchNorm2d):
-    """BatchNorm that uses its running statistics in training too, and leaves them as they are."""
-
-    def train(self, mode: bool = True) -> "FrozenNorm":
-        return super().train(False)
-
-
 def tiny_float32(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
     """Takes the place of build_model; so do those below."""
     return TinyModel(num_classes)
@@ -61,10 +54,6 @@ def stateful(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
 
 def tiny_batchnorm(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
     return TinyModel(num_classes, nn.BatchNorm2d(8)).double()
-
-
-def tiny_frozen_batchnorm(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
-    return TinyModel(num_classes, FrozenNorm(8)).double()
 
 
 def tiny_other_on_each_rank(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
