@@ -10,7 +10,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LANGUAGES = ("zh", "en")
 TRANSLATED = {"text", "mermaid", ""}  # fences whose content each language has of its own
-SHELL = {"bash", "sh", "shell", "console"}
 # So many lines in a row that are also in a chapter are no coincidence.
 PASTED_LINES = 3
 FENCE = re.compile(r"^( *)(`{3,}|~{3,}) *(.*)$")
@@ -18,7 +17,6 @@ HEADING = re.compile(r"^ *(#{1,6}) +(.+)$")
 HEADING_ID = re.compile(r"\{[^{}]*#([A-Za-z][\w-]*)[^{}]*\} *$")
 LINK = re.compile(r"\]\(<?([^)>\s]+)>?[^)]*\)")
 CHINESE = re.compile("[\u2e80-\u9fff\uf900-\uffef“”]")
-OPERATORS = {"|", "||", "&&", ";", "&", ";;"}
 
 
 @dataclass
@@ -40,9 +38,7 @@ class Fence:
 
     def without_comments(self) -> list[str]:
         """What must be the same in both languages."""
-        lines = self.lines
-        if self.language not in {"json", "html", "css"}:
-            lines = [re.sub(r"(^|\s+)#(?!SBATCH|!).*$", "", line) for line in lines]
+        lines = [re.sub(r"(^|\s+)#(?!SBATCH|!).*$", "", line) for line in self.lines]
         return [line.rstrip() for line in lines if line.strip()]
 
 
@@ -66,20 +62,16 @@ def read_page(text: str) -> Page:
     """A page, taken apart."""
     page = Page()
     lines = text.splitlines()
-    start = 0
-    if lines[:1] == ["---"] and "---" in lines[1:]:
-        start = lines.index("---", 1) + 1
-        page.forms += [line for line in lines[1:start] if line.startswith("hide:")]
     fence: Fence | None = None
     closing = ""
-    for number, line in enumerate(lines[start:], start + 1):
+    for number, line in enumerate(lines, 1):
         match = FENCE.match(line)
         if fence is not None:
             if match and match[2].startswith(closing) and not match[3]:
                 page.fences.append(fence)
                 fence = None
             else:
-                fence.lines.append(line.strip() if fence.language in SHELL else line)
+                fence.lines.append(line.strip() if fence.language == "bash" else line)
             continue
         if match:
             fence, closing = Fence(match[3].strip(), [], number), match[2]
@@ -89,7 +81,7 @@ def read_page(text: str) -> Page:
             if not found:
                 page.mistakes.append(f"line {number}: no id: write {line.strip()} {{#id}}")
             page.headings.append(f"{heading[1]} {{#{found[1] if found else ''}}}")
-        elif re.match(r" *(@(code|file|diff|compare|table)\b|///|\[TOC\])", line):
+        elif re.match(r" *(@(code|file|diff|compare|table)\b|///|\[TOC\]|hide:)", line):
             page.forms.append(without_language(line.strip()))
         if CHINESE.match(line.lstrip(" *")) and CHINESE.match(lines[number - 2].rstrip("*")[-1:]):
             page.mistakes.append(f"line {number}: the break above it would show as a gap")
@@ -128,69 +120,56 @@ def compared(zh: Page, en: Page) -> list[str]:
     return found
 
 
-def chapter_runs(root: Path) -> dict[tuple[str, ...], str]:
-    """Every few lines in a row of every chapter, as far as they could be told from others."""
-    runs = {}
-    for path in sorted(root.glob("0[1-9]_*/*.py")):
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-        lines = [line for line in lines if len(line) > 12]
-        for n in range(len(lines) - PASTED_LINES + 1):
-            runs.setdefault(tuple(lines[n : n + PASTED_LINES]), str(path.relative_to(root)))
-    return runs
+def long_lines(lines: list[str]) -> list[str]:
+    """Those that could be told from others."""
+    return [line.strip() for line in lines if len(line.strip()) > 12]
 
 
-def pasted(page: Page, runs: dict[tuple[str, ...], str]) -> list[str]:
+def pasted(page: Page, chapters: str) -> list[str]:
     """Python that is neither included nor marked as an example, or is marked and is a copy."""
     found = []
     for fence in page.fences:
-        if fence.language not in {"python", "py"}:
+        if fence.language != "python":
             continue
         if "example" not in fence.classes:
             found.append(f"line {fence.number}: use @code, or mark it ``` {{ .python .example }}")
-        lines = [line.strip() for line in fence.lines if len(line.strip()) > 12]
+        lines = long_lines(fence.lines)
         for n in range(len(lines) - PASTED_LINES + 1):
-            if source := runs.get(tuple(lines[n : n + PASTED_LINES])):
-                found.append(
-                    f"line {fence.number}: {lines[n]!r} is pasted from {source}: use @code"
-                )
-                break
+            if "\n".join(lines[n : n + PASTED_LINES]) in chapters:
+                found.append(f"line {fence.number}: {lines[n]!r} is pasted: use @code")
     return found
 
 
-def problems(docs: Path, root: Path = ROOT) -> list[str]:
+def problems(docs: Path) -> list[str]:
     """Everything that is wrong in the pages, one line each."""
     trees: dict[str, dict[str, Path]] = {}
     for language in LANGUAGES:
         files = (docs / language).rglob("*.md")
         trees[language] = {str(path.relative_to(docs / language)): path for path in files}
     found = []
-    if not any(trees.values()):
-        return [f"{docs}: no pages"]
     for name in sorted(set(trees["zh"]) ^ set(trees["en"])):
         found.append(f"{name}: only in {'zh' if name in trees['zh'] else 'en'}")
-    runs = chapter_runs(root)
+    programs = [path.read_text(encoding="utf-8") for path in ROOT.glob("0[1-9]_*/*.py")]
+    chapters = "\n".join(long_lines("".join(programs).splitlines()))
     for name in sorted(set(trees["zh"]) & set(trees["en"])):
         twins = [read_page(trees[n][name].read_text(encoding="utf-8")) for n in LANGUAGES]
         for language, page in zip(LANGUAGES, twins, strict=True):
-            for mistake in page.mistakes + pasted(page, runs):
+            for mistake in page.mistakes + pasted(page, chapters):
                 found.append(f"{language}/{name}: {mistake}")
         found += [f"{name}: {difference}" for difference in compared(*twins)]
     return found
 
 
 def shell_words(line: str) -> list[list[str]]:
-    """The words of each simple command in a line, as a shell would see them."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    """The words of each simple command in a line, without files that they read or write."""
+    line = re.sub(r"\d?[<>]+(&\d| *[\w./-]+)", "", line)
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;")
     lexer.whitespace_split = True
     commands: list[list[str]] = [[]]
-    skip = False
     for word in lexer:
-        if word in OPERATORS:
+        if re.fullmatch("[|&;]+", word):
             commands.append([])
-            skip = False
-        elif set(word) <= set("<>&"):
-            skip = True  # what follows names a file, not an argument
-        elif not skip:
+        else:
             commands[-1].append(word)
     return [command for command in commands if command]
 
@@ -205,21 +184,16 @@ class Command:
 
 
 def commands(text: str) -> list[Command]:
-    """All commands in the shell fences of a page. A variable that a fence sets is put in; any
-    other stands for a number."""
+    """All commands in the shell fences of a page. A variable that a line sets is put in; any other
+    stands for a number."""
     found = []
+    values: dict[str, str] = {}
     for fence in read_page(text).fences:
-        if fence.language not in SHELL:
+        if fence.language != "bash":
             continue
-        values: dict[str, str] = {}
         script = re.sub(r"\\\n\s*", " ", "\n".join(fence.lines))
         for line in script.splitlines():
-            line = re.sub(r"^\$ ", "", line)
-
-            def value(match: re.Match[str], known: dict[str, str] = values) -> str:
-                return known.get(match[1] or match[2], "1")
-
-            whole = re.sub(r"\$\{(\w+)[^}]*\}|\$(\w+)", value, line)
+            whole = re.sub(r"\$(\w+)", lambda match: values.get(match[1], "1"), line)
             for words in shell_words(whole):
                 while words and (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.S)):
                     values[match[1]] = match[2]

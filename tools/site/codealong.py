@@ -22,7 +22,7 @@ from pymdownx.blocks import BlocksExtension
 from pymdownx.blocks.block import Block
 
 from .diffs import CONTEXT, compare_data, diff_html
-from .source import ROOT, SiteError, Source, cut, read, to_html, translated
+from .source import ROOT, SiteError, Source, read, to_html, translated
 
 MOST_LINES = 20  # of a group: note and code must fit on a screen together
 MOST_FILE_LINES = 80
@@ -158,7 +158,7 @@ class CodeAlong(Preprocessor):
         tokens = self.shown(source).tokens
         lines = []
         for n in part:
-            html = to_html(cut(tokens[n - 1], indent))
+            html = re.sub(rf'^(<span class="\w+">)? {{{indent}}}', r"\1", to_html(tokens[n - 1]))
             lines.append(f'<span class="ln{" hll" * (n in marked)}" data-l="{n}">{html}</span>')
         whole = part == range(1, len(source.lines) + 1)
         numbers = f"{part.start}–{part.stop - 1}" if len(part) > 1 else str(part.start)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 from difflib import SequenceMatcher
 from html import escape
-from itertools import combinations
+from itertools import combinations, zip_longest
 
-from .source import Source, read, to_html
+from .source import Source, Tokens, read, to_html
 
 CONTEXT = 3
 # kind ("=", "-" or "+"), line number in the left file, in the right file (0: not in it), HTML of
@@ -17,23 +17,22 @@ Row = tuple[str, int, int, str, int]
 Hunk = tuple[str, list[Row]]  # the function that it begins in, and the rows
 
 
-def changed_words(old: str, new: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """What to mark in a line and in the one that replaced it: nothing if they have little in
-    common, where marks would only flicker."""
-    ours, theirs = (re.findall(r"\w+|\s+|.", line) for line in (old, new))
-    matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
+def words(tokens: Tokens) -> Tokens:
+    """The tokens in smaller pieces, to be compared one by one."""
+    return [(name, word) for name, text in tokens for word in re.findall(r"\w+|\s+|.", text)]
+
+
+def replaced(old: Tokens, new: Tokens) -> tuple[str, str]:
+    """The HTML of a line and of the one in its place, with what changed marked: nothing if they
+    have little in common, where marks would only flicker."""
+    matcher = SequenceMatcher(None, words(old), words(new), autojunk=False)
     if matcher.ratio() < 0.5:
-        return [], []
-
-    def stretches(pieces: list[str], spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        at = [0]
-        for piece in pieces:
-            at.append(at[-1] + len(piece))
-        return [(at[low], at[high]) for low, high in spans if low < high]
-
-    changed = [op for op in matcher.get_opcodes() if op[0] != "equal"]
-    left = stretches(ours, [(op[1], op[2]) for op in changed])
-    return left, stretches(theirs, [(op[3], op[4]) for op in changed])
+        return to_html(old), to_html(new)
+    ours, theirs = set(range(len(matcher.a))), set(range(len(matcher.b)))
+    for block in matcher.get_matching_blocks():
+        ours -= {*range(block.a, block.a + block.size)}
+        theirs -= {*range(block.b, block.b + block.size)}
+    return to_html(matcher.a, ours), to_html(matcher.b, theirs)
 
 
 def hunks(old: Source, new: Source, context: int = CONTEXT) -> list[Hunk]:
@@ -52,14 +51,11 @@ def hunks(old: Source, new: Source, context: int = CONTEXT) -> list[Hunk]:
                 for n, (i, j) in enumerate(zip(left, right, strict=True)):
                     rows.append(("=", i + 1, j + 1, to_html(old.tokens[i]), at + n))
             else:
-                both = zip(left, right, strict=False)
-                marks = [changed_words(old.lines[i], new.lines[j]) for i, j in both]
-                for n, i in enumerate(left):
-                    mine = marks[n][0] if n < len(marks) else []
-                    rows.append(("-", i + 1, 0, to_html(old.tokens[i], mine), at + n))
-                for n, j in enumerate(right):
-                    mine = marks[n][1] if n < len(marks) else []
-                    rows.append(("+", 0, j + 1, to_html(new.tokens[j], mine), at + n))
+                olds = [old.tokens[i] for i in left]
+                news = [new.tokens[j] for j in right]
+                pairs = [replaced(*pair) for pair in zip_longest(olds, news, fillvalue=[])]
+                rows += [("-", i + 1, 0, pairs[n][0], at + n) for n, i in enumerate(left)]
+                rows += [("+", 0, j + 1, pairs[n][1], at + n) for n, j in enumerate(right)]
             at += max(len(left), len(right))
         result.append((new.owner(rows[0][2] or group[0][3] + skip[1] + 1), rows))
     return result

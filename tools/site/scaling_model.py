@@ -12,8 +12,9 @@ leaves out; docs/assets/javascripts/figures/overlap.js has the same formulas.
 import argparse
 import json
 import math
+import sys
 import warnings
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,25 +132,22 @@ def speedup(n: int, net: Network, assume: Assumptions, compress: int = 1) -> flo
 
 
 def count(name: str) -> dict:
-    """What MODELS has of a model of torchvision, for images of 224 pixels."""
+    """What MODELS has of a ResNet of torchvision, for images of 224 pixels."""
     import torch
     import torchvision
+    from torch.utils.flop_counter import FlopCounterMode
 
-    model, operations = torchvision.models.get_model(name).eval(), {}
-    for module in model.modules():
-        if isinstance(module, (torch.nn.Conv2d, torch.nn.Linear)):
-            module.register_forward_hook(
-                lambda module, _, output: operations.update(
-                    {module.weight: output.numel() * module.weight[0].numel()}
-                )
-            )
-    with torch.inference_mode():
+    model = torchvision.models.get_model(name).eval()
+    counter = FlopCounterMode(display=False)
+    with torch.inference_mode(), counter:
         model(torch.zeros(1, 3, 224, 224))
-    total, done, gradients = sum(operations.values()), 0, []
-    for parameter in reversed(list(model.parameters())):
-        done += operations.get(parameter, 0)
-        gradients.append([4 * parameter.numel(), round(done / total, 4)])
-    return {"operations": total, "gradients": gradients}
+    done, gradients, total = 0, [], counter.get_total_flops()
+    for parameter, value in reversed(list(model.named_parameters())):
+        layer, _, kind = parameter.rpartition(".")
+        if kind == "weight":
+            done += sum(counter.flop_counts[f"ResNet.{layer}"].values())
+        gradients.append([4 * value.numel(), round(done / total, 4)])
+    return {"operations": total // 2, "gradients": gradients}  # a product and its sum are one
 
 
 # ----------------------------------------------------------------------------------- tables, plots
@@ -243,14 +241,13 @@ def plot(language: str, assume: Assumptions, path: Path) -> None:
         plt.close(figure)
 
 
-def main(argv: list[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for field in fields(Assumptions):
         flag = "--" + field.name.replace("_", "-")
-        parser.add_argument(flag, type=field.type, metavar="N", help=f"instead of {field.default}")
-    given = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
-    assume = replace(Assumptions(), **given)
-    if given:
+        parser.add_argument(flag, type=field.type, metavar="N", default=field.default)
+    assume = Assumptions(**vars(parser.parse_args()))
+    if len(sys.argv) > 1:
         print(tables("en", assume))
         return
     models = {name: count(name) for name in MODELS}

@@ -4,10 +4,11 @@ import ast
 import io
 import json
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 from html import escape
+from itertools import groupby
 from pathlib import Path
 
 from pygments import lex
@@ -56,32 +57,16 @@ def coloured(text: str, language: str) -> list[Tokens]:
     return lines[: len(text.splitlines())]
 
 
-def cut(tokens: Tokens, width: int) -> Tokens:
-    """The line without its first characters, which are blanks."""
-    rest = []
-    for name, text in tokens:
-        gone = min(width, len(text))
-        width -= gone
-        if text[gone:]:
-            rest.append((name, text[gone:]))
-    return rest
-
-
-def to_html(tokens: Tokens, marks: Iterable[tuple[int, int]] = ()) -> str:
-    """One line as HTML. marks: stretches of it, by character, to stand out inside of the line."""
-    inside = {n for first, last in marks for n in range(first, last)}
-    html, position, marked = [], 0, False
-    for name, text in tokens:
-        held = [position + n in inside for n in range(len(text))]
-        edges = [n for n in range(1, len(text)) if held[n] != held[n - 1]]
-        for first, last in zip([0, *edges], [*edges, len(text)], strict=True):
-            if held[first] != marked:
-                html.append("</mark>" if marked else "<mark>")
-                marked = not marked
-            piece = escape(text[first:last], quote=False)
-            html.append(f'<span class="{name}">{piece}</span>' if name else piece)
-        position += len(text)
-    return "".join(html) + ("</mark>" if marked else "")
+def to_html(tokens: Tokens, marked: Collection[int] = ()) -> str:
+    """One line as HTML. marked: the numbers of tokens that stand out inside of the line."""
+    html = ""
+    for stands_out, group in groupby(enumerate(tokens), lambda item: item[0] in marked):
+        piece = ""
+        for _, (name, text) in group:
+            text = escape(text, quote=False)
+            piece += f'<span class="{name}">{text}</span>' if name else text
+        html += f"<mark>{piece}</mark>" if stands_out else piece
+    return html
 
 
 @dataclass
@@ -91,14 +76,14 @@ class Source:
     path: str
     text: str
     lines: list[str] = field(init=False)
-    tree: ast.Module | None = field(init=False)
+    tree: ast.Module = field(init=False)  # empty if it is not Python
     tokens: list[Tokens] = field(init=False)
 
     def __post_init__(self) -> None:
         suffix = Path(self.path).suffix
         self.language = LANGUAGES.get(suffix, "text")
         self.lines = self.text.splitlines()
-        self.tree = ast.parse(self.text) if suffix == ".py" else None
+        self.tree = ast.parse(self.text if suffix == ".py" else "")
         self.tokens = coloured(self.text, self.language)
 
     def comments(self) -> dict[int, str]:
@@ -127,8 +112,7 @@ class Source:
                     inner = f"{prefix}{child.name}."
                 visit(child, inner)
 
-        if self.tree:
-            visit(self.tree, "")
+        visit(self.tree, "")
         return found
 
     def first_line(self, node: ast.AST) -> int:
@@ -142,7 +126,7 @@ class Source:
     def after_docstring(self) -> int:
         """The number of the first line that is not of the module's docstring nor blank."""
         number = 1
-        if self.tree and ast.get_docstring(self.tree) is not None:
+        if ast.get_docstring(self.tree):
             number = self.tree.body[0].end_lineno + 1
         while number <= len(self.lines) and not self.lines[number - 1].strip():
             number += 1
@@ -150,7 +134,7 @@ class Source:
 
     def owner(self, number: int) -> str:
         """The top-level function or class that a line is in, "" between them."""
-        for node in self.tree.body if self.tree else []:
+        for node in self.tree.body:
             if isinstance(node, DEFINITIONS) and self.first_line(node) <= number <= node.end_lineno:
                 return node.name
         return ""
@@ -180,7 +164,7 @@ class Source:
         """The lines of the smallest statement around a line; block: with the body below, if the
         line is the head of one."""
         best = (number, number)
-        for node in ast.walk(self.tree) if self.tree else []:
+        for node in ast.walk(self.tree):
             if not isinstance(node, ast.stmt) or not node.lineno <= number <= node.end_lineno:
                 continue
             inner = [s for name in ("body", "orelse", "finalbody") for s in getattr(node, name, [])]
@@ -197,7 +181,7 @@ class Source:
         the one to the other, where a missing one stands for the scope's first or last line."""
         scope = self.scope(selector)
         if first is None and last is None and not to:
-            if selector == "-" and self.tree:
+            if selector == "-" and self.tree.body:
                 raise SiteError(f"{self.path} -: say which lines, by a text in them")
             return range(scope[0], scope[-1] + 1)
         if not to:
@@ -237,7 +221,7 @@ def read(path: str) -> Source:
 def translated(source: Source, language: str) -> Source:
     """The same code with the comments of comments.LANGUAGE.json beside it, if there is one."""
     table = (ROOT / source.path).with_name(f"comments.{language}.json")
-    if source.tree is None or not table.is_file():
+    if not source.tree.body or not table.is_file():
         return source
     known = json.loads(table.read_text(encoding="utf-8"))
     beside = [read(str(file.relative_to(ROOT))) for file in table.parent.glob("*.py")]
