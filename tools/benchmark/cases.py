@@ -35,7 +35,7 @@ BRANCHES = re.compile(r"^( *)if MENDED:\n((?:\1 .*\n|\n)+)(?:\1else:\n((?:\1 .*\
 class Case:
     """A file of docs/examples/cases, and what its docstring says."""
 
-    name: str
+    path: Path
     text: str
     project: str
     report: str  # such as issue 7245
@@ -65,15 +65,15 @@ def read_case(path: Path) -> Case:
     text = path.read_text()
     first = r'"""(\S+) ((?:issue|pull) \d+), (\d{4}-\d\d-\d\d): (.+)\n\n(https://\S+)\n'
     doctor = re.search(r"^Doctor: (\w+)(?: at (.+))?$", text, re.M).groups(default="")
-    return Case(path.stem, text, *re.match(first, text).groups(), *doctor)
+    return Case(path, text, *re.match(first, text).groups(), *doctor)
 
 
 def all_cases() -> dict[str, Case]:
     return {path.stem: read_case(path) for path in sorted(CASES.glob("*.py"))}
 
 
-def launched(case: Case, words: list, folder: Path, **environment: str) -> dict:
-    """The end of a run in the folder: status 0, or the first error that a rank tells."""
+def launched(words: list, folder: Path, **environment: str) -> str | None:
+    """Why a run in the folder failed: the first error that a rank tells."""
     folder.mkdir(parents=True)
     log = folder / "log.txt"
     command = ["env", "-C", folder, *words]
@@ -82,11 +82,7 @@ def launched(case: Case, words: list, folder: Path, **environment: str) -> dict:
     text = log.read_text(errors="replace")
     errors = re.findall(r"^(?:\[rank\d\]: )?(\w*Error: .{,300})", text, re.M)
     signals = re.findall(r"traceback : (Signal \d+ \(\w+\))", text)
-    return {"failed": ended and (errors + signals + [ended])[0]}
-
-
-def script(case: Case) -> Path:
-    return CASES / f"{case.name}.py"
+    return ended and (errors + signals + [ended])[0]
 
 
 # Over gloo, DETAIL crashes in what DDP writes to a log (torch 2.13.0, 2.15.0), so it is left out.
@@ -106,9 +102,8 @@ def by_torch(case: Case, folder: Path) -> dict:
     for level in ("OFF", "DETAIL"):
         for way in ([], ["--mended"]):
             name = "-".join([level.lower(), "mended" if way else "faulty"])
-            words = [*TORCHRUN, start, script(case), *way]
-            run = launched(case, words, folder / name, TORCH_DISTRIBUTED_DEBUG=level)
-            said[name] = run["failed"]
+            words = [*TORCHRUN, start, case.path, *way]
+            said[name] = launched(words, folder / name, TORCH_DISTRIBUTED_DEBUG=level)
     return said
 
 
@@ -117,7 +112,7 @@ def by_doctor(case: Case, folder: Path) -> dict:
     for name, way in {"faulty": [], "mended": ["--mended"]}.items():
         verdict = folder / f"doctor-{name}" / "verdict.json"
         options = ["--lang", "en", "--json", verdict]
-        launched(case, [*DOCTOR, *options, *TORCHRUN, script(case), *way], verdict.parent)
+        launched([*DOCTOR, *options, *TORCHRUN, case.path, *way], verdict.parent)
         found = json.loads(verdict.read_text())["findings"]
         said[name] = [{key: row[key] for key in ("id", "severity", "line")} for row in found]
     return said
@@ -127,7 +122,7 @@ def by_traincheck(case: Case, folder: Path, tools: Path) -> dict:
     """How many of the rules that hold in the mended run are broken, and which first."""
     folder = folder / "traincheck"
     folder.mkdir(parents=True)
-    copy = folder / script(case).name
+    copy = folder / case.path.name
     copy.write_text(case.text)
     for name, way in {"reference": " --mended", "faulty": "", "mended": " --mended"}.items():
         launch = f"{tools}/torchrun --standalone --nproc-per-node 2 {copy.name}{way}\n"
@@ -142,7 +137,6 @@ def by_traincheck(case: Case, folder: Path, tools: Path) -> dict:
             raise RuntimeError(f"traincheck-{tool}: {failed}")
         return log.read_text(errors="replace")
 
-    rules = ["-i", "invariants.json"]
     script_of = ["--pyscript", copy.name, "--models-to-track", "model"]
     broken = {}
     try:
@@ -150,7 +144,7 @@ def by_traincheck(case: Case, folder: Path, tools: Path) -> dict:
         call("infer", "-f", "reference", "-o", "invariants.json")
         for name in ("faulty", "mended"):
             call("collect", *script_of, "--shscript", f"{name}.sh", "--output-dir", name)
-            text = call("check", "-f", name, *rules, "--no-html-report")
+            text = call("check", "-f", name, "-i", "invariants.json", "--no-html-report")
             [summary] = folder.glob(f"traincheck_checker_results_*/{name}/violations_summary.json")
             rows = json.loads(summary.read_text())["violations"]
             rows.sort(key=lambda row: row["first_step"])
@@ -195,11 +189,8 @@ def table(cases: dict[str, dict], language: str) -> str:
             return words["both"]
         if not faulty:
             return words["nothing"]
-        return (
-            words["hang"]
-            if re.search("[Tt]imed out|timeout|closed|reset", faulty)
-            else f"`{faulty:.60}`"
-        )
+        waits = re.search("[Tt]imed out|timeout|closed|reset", faulty)
+        return words["hang"] if waits else f"`{faulty:.60}`"
 
     lines = [f"| {words['head']} |", "| --- | --- | --- | --- | --- |"]
     for name, row in cases.items():
@@ -248,9 +239,7 @@ def main() -> None:
     end_on_signals()
     known = all_cases()
     file = RESULTS / "comparison.json"
-    before = {"versions": {}, "cases": {}}
-    if file.exists():
-        before = json.loads(file.read_text())
+    before = json.loads(file.read_text())
     written = before["cases"] if args.write else {}
     for name in args.cases or known:
         with tempfile.TemporaryDirectory(prefix="cases-") as folder:
@@ -262,7 +251,6 @@ def main() -> None:
         print(name, json.dumps(row, indent=1), flush=True)
         written[name] = row
         if args.write:
-            RESULTS.mkdir(exist_ok=True)
             cases = {name: written[name] for name in known if name in written}
             measured = before["versions"] | versions(args.traincheck)
             file.write_text(json.dumps({"versions": measured, "cases": cases}, indent=1) + "\n")
