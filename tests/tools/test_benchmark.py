@@ -2,11 +2,8 @@
 
 import json
 import shutil
-import signal
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,7 +17,7 @@ import run_log
 import torch
 import torchvision
 from crew import Crew
-from harness import ROOT, TOOLS, alive, finish, kill_all, left_behind, run, start
+from harness import ROOT, TOOLS, left_behind, run
 from refusals import snapshot
 from with_tiny_model import TinyModel
 
@@ -32,14 +29,6 @@ RESULTS.remove(ROOT / "docs/assets/results/cpu-2-cores-options/benchmark.json")
 TINY = ["--steps", "2", "--image-size", "32", "--batch-size-per-rank", "4", "--rounds", "1"]
 # torchvision 0.29 announces that decode_image will move to TorchCodec; the chapters use it.
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """What measures in this process takes one thread; others get back what they had."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def tiny_model() -> Any:
@@ -67,12 +56,11 @@ def variants_of(runs: list[dict]) -> dict:
     """The figures of a committed result, had its training comparison had these runs."""
     result = json.loads(COMPLETE.read_text()) | {"runs": runs}
     result["summary"] = report.summarise(result)
-    assert report.tables(result, "zh") and report.chart(result, "zh")
+    assert report.tables(result, "zh")
     return result["summary"]["variants"]
 
 
 def test_ratios_are_taken_within_a_round_and_loaded_runs_are_marked() -> None:
-    assert [parts.rotated([*"abc"], n) for n in (1, 2, 3)] == [[*"bca"], [*"cab"], [*"abc"]]
     variants = variants_of(three_rounds())
     # 24/20 and 15/10; of the third round the reference was disturbed. Not (median 15)/(median 15).
     assert variants["02"]["train_ratio"] == pytest.approx((1.2 + 1.5) / 2)
@@ -88,8 +76,7 @@ def test_failed_runs_count_for_nothing() -> None:
     runs[1] = {key: runs[1][key] for key in ("round", "variant", "foreign")} | {"failed": "why"}
     variants = variants_of(runs)
     assert variants["02"]["runs"] == 2 and variants["02"]["train_ratio"] == 1.5
-    only_failed = variants_of(runs[1:2])["02"]
-    assert only_failed["train"] is None and only_failed["train_ratio"] is None
+    assert variants_of(runs[1:2])["02"]["train_ratio"] is None
 
 
 def test_a_log_tells_rates_without_the_first_step() -> None:
@@ -128,17 +115,16 @@ lost = "import os, time\\nif os.fork(): time.sleep(300)\\nos.setsid()\\ntime.sle
 bad = "import os; os.write(2, b'first\\\\n02_distributed: error: no such thing\\\\n'); os._exit(1)"
 codes, found = dict(burn=orphan, lost=lost, bad=bad), {}
 processes.end_on_signals()
-for name in sys.argv[2:]:
-    commands = [[sys.executable, "-c", codes[name]]] * 2
-    found[name] = processes.run_timed(commands, {}, float(sys.argv[1]), Path("log.txt").resolve())
+for name, code in codes.items():
+    commands = [[sys.executable, "-c", code]] * 2
+    found[name] = processes.run_timed(commands, {}, 5.0, Path("log.txt").resolve())
 print(json.dumps(found))
 """
-NO_TORCH = {"PYTHONPATH": str(BENCHMARK)}  # processes.py imports none: this starts at once
 
 
 def test_cpu_of_all_generations_counts_and_no_process_is_left(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", PROCESSES, "5", "burn", "lost", "bad"]
-    result = run(words, tmp_path, 60, NO_TORCH)
+    words = [sys.executable, "-c", PROCESSES]
+    result = run(words, tmp_path, 60, {"PYTHONPATH": str(BENCHMARK)})
     assert result.returncode == 0, result.output
     found = json.loads(result.said[-1])
     assert found["burn"]["failed"] is None and 1.4 <= found["burn"]["cpu"] < 4
@@ -147,35 +133,16 @@ def test_cpu_of_all_generations_counts_and_no_process_is_left(tmp_path: Path) ->
     assert not left_behind()
 
 
-def test_an_impatient_ctrl_c_ends_all_that_runs(tmp_path: Path) -> None:
-    """It comes again while the first is dealt with."""
-    tool = start([sys.executable, "-c", PROCESSES, "90", "lost"], tmp_path, NO_TORCH)
-    try:
-        deadline = time.monotonic() + 30
-        while len(alive(tool)) < 5 and time.monotonic() < deadline:  # two commands, each forks
-            time.sleep(0.05)
-        for _ in range(3):
-            tool.send_signal(signal.SIGINT)
-            time.sleep(0.005)
-        result = finish(tool, 30)  # which fails where a process is left
-    finally:
-        kill_all(tool)
-    assert result.returncode == 130 and "Traceback" not in result.output
-
-
-def test_our_pictures_are_those_of_pil(tmp_path: Path, threads: None) -> None:
+def test_our_pictures_are_those_of_pil(tmp_path: Path) -> None:
     pictures = parts.draw_pictures(tmp_path / "some", 3, 500, 375)
-    assert all(70 < path.stat().st_size / 1000 < 110 for path in pictures)
     folder = parts.image_folder(tmp_path / "folder", pictures, 3)
     found = parts.input_pipeline(folder, 224, passes=1, rounds=2)
     assert found["largest_difference"] <= 1 and 0 < found["mean_difference"] < 0.2
-    assert [len(row["seconds"]) for row in found["rounds"]] == [4, 4]
-    assert found["rounds"][0]["images"] == 3
 
 
 @pytest.mark.parametrize("native", [True, False])
 def test_both_loops_are_timed_in_each_precision(
-    native: bool, tmp_path: Path, threads: None, monkeypatch: pytest.MonkeyPatch
+    native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """bf16 is left out where the hardware has none."""
     monkeypatch.setattr(parts, "has_bf16", lambda: native)
@@ -224,11 +191,9 @@ def run_tool(argv: list[str], folder: Path, timeout: float) -> dict:
     shutil.rmtree(temporary)
     found = json.loads((folder / "out" / "benchmark.json").read_text())
     assert str(ROOT) not in json.dumps(found) and str(folder) not in json.dumps(found)
-    names = {path.name for path in COMPLETE.parent.iterdir()}
-    assert {path.name for path in (folder / "out").iterdir()} == names
+    assert snapshot(folder / "out").keys() == snapshot(COMPLETE.parent).keys()
     for row in found["runs"]:
-        assert row["failed"] is None and 0 <= row["data_wait"] <= 1 and row["foreign"] >= 0
-        assert row["train"] > 0 and row["val"] > 0
+        assert row["failed"] is None and row["train"] > 0 and row["val"] > 0
         assert (row["memory"] > 100) == torch.cuda.is_available()
         assert 0 < row["first_step"] < row["wall"] and row["cpu"] > 1
     return found

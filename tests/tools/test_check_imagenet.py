@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding:
 
 CLASSES = ("n01440764", "n01443537", "n02119789")
 
-Check = Callable[..., tuple[int, list[str]]]
+Capture = pytest.CaptureFixture[str]
 
 
 def picture(mode: str = "RGB", kind: str = "JPEG", **options: object) -> bytes:
@@ -52,28 +52,22 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
-@pytest.fixture
-def check(capsys: pytest.CaptureFixture[str]) -> Check:
-    """Runs the tool's main; returns the exit code and the lines on stdout."""
-
-    def call(*argv: object) -> tuple[int, list[str]]:
-        capsys.readouterr()
-        code = tool.main([*map(str, argv), "--workers", "2"])
-        return code, capsys.readouterr().out.splitlines()
-
-    return call
+def check(told: Capture, *argv: object) -> tuple[int, list[str]]:
+    """The tool's exit code, and its lines."""
+    code = tool.main([*map(str, argv), "--workers", "2"])
+    return code, told.readouterr().out.splitlines()
 
 
 # ---- folders ----
 
 
-def test_sound_tree(tree: Path, check: Check) -> None:
+def test_sound_tree(tree: Path, capsys: Capture) -> None:
     counts = [
         "train: 3 classes, 9 images; a class has 2 to 4, median 3",
         "val: 3 classes, 3 images; a class has 1 to 1, median 1",
     ]
-    assert check(tree) == (0, [*counts, "usable: --decode reads every image"])
-    assert check(tree, "--decode") == (0, [*counts, "usable: every image decoded"])
+    assert check(capsys, tree) == (0, [*counts, "usable: --decode reads every image"])
+    assert check(capsys, tree, "--decode") == (0, [*counts, "usable: every image decoded"])
 
 
 def hide(split: Path) -> None:
@@ -100,10 +94,10 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", FOLDERS)
-def test_folders(tree: Path, check: Check, case: str) -> None:
+def test_folders(tree: Path, capsys: Capture, case: str) -> None:
     change, pattern = FOLDERS[case]
     change(tree)
-    code, lines = check(tree)
+    code, lines = check(capsys, tree)
     assert any(re.match(f"error: {pattern}", line) for line in lines), lines
     assert code == 1 and lines[-1].startswith("not usable, ")
     assert sum(line.startswith("    ") for line in lines) <= 11, "10 details, and how many more"
@@ -144,11 +138,7 @@ def test_broken_files(tree: Path, tmp_path: Path) -> None:
 
     command = [sys.executable, TOOLS / "check_imagenet.py", tree, "--workers", 2, "--decode"]
     result = run(command, tmp_path, 60)
-    lines = result.stdout.splitlines()
-    assert (
-        result.returncode == 1 and f"error: {len(wanted)} files that no chapter can read" in lines
-    )
-    said = [line.removeprefix(f"    {folder}/") for line in lines if line.startswith("    ")]
-    told = dict(line.removesuffix(")").split(" (", 1) for line in said)
-    assert told.keys() == wanted.keys()
-    assert all(what in told[name] for name, what in wanted.items()), told
+    assert result.returncode == 1
+    assert f"error: {len(wanted)} files that no chapter can read\n" in result.stdout
+    for name, what in wanted.items():
+        assert re.search(f"/{name} .*{what}", result.stdout), result.output

@@ -3,17 +3,16 @@ cut short, and a run that is cut off leaves whole files. (`make proof` runs all 
 else somebody meets there: the smoke tests with torch alone, and what `make` says meanwhile."""
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
+import time
 from pathlib import Path
 
 import gpu_check
 import pytest
-from harness import CHAPTERS, ROOT, run
+from harness import CHAPTERS, ROOT, finish, kill_all, run, start
 
 TOOL = ROOT / "tools/gpu_check.py"
 TALKS = "import time\nfor n in range({}): time.sleep(0.3); print(n)"
@@ -21,6 +20,15 @@ TALKS = "import time\nfor n in range({}): time.sleep(0.3); print(n)"
 
 def results(out: Path) -> dict[str, dict]:
     return {row["name"]: row for row in json.loads((out / "gpu.json").read_text())["checks"]}
+
+
+def told(patch: pytest.MonkeyPatch, checks: list, out: Path, *words: str) -> tuple[int, dict]:
+    """The exit status and the results where these are all checks."""
+    patch.setattr(gpu_check, "CHECKS", checks)
+    patch.setattr(sys, "argv", ["gpu_check.py", "--device", "cpu", "--out", str(out), *words])
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main()
+    return ended.value.code, results(out)
 
 
 def a_check_that(what: str) -> tuple[str, str, object]:
@@ -32,8 +40,6 @@ def a_check_that(what: str) -> tuple[str, str, object]:
             box.run([sys.executable, "-c", sleeper])
         elif what == "is slow":
             box.run([*gpu_check.PYTHON, "-c", TALKS.format(15)])
-        elif what == "is cut short":
-            raise gpu_check.CutShort("by --minutes")
         elif what == "breaks":
             raise KeyError("loss")
         elif what == "is not here":
@@ -46,18 +52,13 @@ def a_check_that(what: str) -> tuple[str, str, object]:
 def test_what_becomes_of_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that fails, one that hangs with a child, one that breaks: the others run all the same,
     and one that takes as long as the one that hangs, but talks, is ok."""
-    kinds = ["works", "fails", "hangs", "is slow", "breaks", "is not here", "is cut short"]
-    monkeypatch.setattr(gpu_check, "CHECKS", [a_check_that(kind) for kind in kinds])
+    kinds = ["works", "fails", "hangs", "is slow", "breaks", "is not here"]
+    checks = [a_check_that(kind) for kind in kinds]
     monkeypatch.setattr(gpu_check, "QUIET", 3)
-    argv = ["gpu_check.py", "--device", "cpu", "--machine", "--minutes", "1", "--out"]
-    monkeypatch.setattr(sys, "argv", [*argv, str(tmp_path / "out")])
-    with pytest.raises(SystemExit) as ended:
-        gpu_check.main()
-    assert ended.value.code == 1
-    found = results(tmp_path / "out")
-    assert [row["status"] for row in found.values()] == [
-        "ok", "FAILED", "FAILED", "ok", "FAILED", "not here", "cut short",
-    ]  # fmt: skip
+    code, found = told(monkeypatch, checks, tmp_path, "--machine", "--minutes", "1")
+    assert code == 1
+    said = [row["status"] for row in found.values()]
+    assert said == ["ok", "FAILED", "FAILED", "ok", "FAILED", "not here"]
     assert "status 1, not 0: ValueError: this is the error" in found["fails"]["text"]
     assert found["hangs"]["text"] == "hangs: no output for 3 s" and found["hangs"]["seconds"] < 20
     assert "KeyError" in found["breaks"]["text"]
@@ -70,43 +71,36 @@ def test_minutes_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def slow(box: gpu_check.Box) -> str:
         return box.run([*gpu_check.PYTHON, "-c", TALKS.format(2000)])
 
-    names = [("machine", "slow", slow), ("machine", "late", slow), ("speed", "quick", str)]
-    monkeypatch.setattr(gpu_check, "CHECKS", names)
-    minutes = ["--minutes", "0.15", "--out", str(tmp_path / "out")]
-    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--device", "cpu", *minutes])
-    with pytest.raises(SystemExit) as ended:
-        gpu_check.main()
-    assert ended.value.code == 3
-    found = results(tmp_path / "out")
-    told = {name: (row["status"], row["text"][:12]) for name, row in found.items()}
-    assert told["slow"] == ("cut short", "by --minutes") and found["slow"]["output"]
-    assert told["late"] == ("cut short", "not begun, n")
-    assert told["quick"][0] == "ok"
+    checks = [("machine", "slow", slow), ("machine", "late", slow), ("speed", "quick", str)]
+    code, found = told(monkeypatch, checks, tmp_path, "--minutes", "0.15")
+    assert code == 3
+    assert [row["status"] for row in found.values()] == ["cut short", "cut short", "ok"]
+    assert found["slow"]["text"].startswith("by --minutes") and found["slow"]["output"]
+    assert found["late"]["text"].startswith("not begun")
 
 
-def test_a_cut_run_leaves_whole_files(tmp_path: Path) -> None:
+def test_an_impatient_ctrl_c_leaves_whole_files_and_no_process(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = subprocess.Popen(
-        [sys.executable, TOOL, "--device", "cpu", "--machine", "--out", out],
-        stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+    process = start([sys.executable, TOOL, "--device", "cpu", "--out", out], tmp_path)
     try:
         assert process.stdout.readline().startswith("ok          machine: GPUs, driver")
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.005)
+        result = finish(process, 30)  # which fails where a process is left
     finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
+        kill_all(process)
+    assert result.returncode == 130 and "Traceback" not in result.output
     assert [*results(out)][:1] == ["GPUs, driver and torch"]
     assert not list(out.glob("*.tmp"))
 
 
 def test_no_gpu(tmp_path: Path) -> None:
-    """It does not go on with CPUs by itself; only the machine's group says what is missing."""
-    command, hidden = [sys.executable, TOOL, "--out"], {"CUDA_VISIBLE_DEVICES": ""}
-    result = run([*command, tmp_path / "all"], tmp_path, 60, hidden)
+    """It does not go on with CPUs by itself."""
+    command = [sys.executable, TOOL, "--out", tmp_path / "out"]
+    result = run(command, tmp_path, 60, {"CUDA_VISIBLE_DEVICES": ""})
     assert result.returncode == 1 and "Traceback" not in result.output
     assert "error: torch sees no GPU: try --machine, or --device cpu" in result.stderr
-    result = run([*command, tmp_path / "one", "--machine"], tmp_path, 100, hidden)
-    assert "FAILED      machine: GPUs, driver and torch: torch sees no GPU" in result.stdout
 
 
 # A fault for each group, and the check that must see it: file, what is there, what comes instead.

@@ -60,7 +60,6 @@ def test_shapes_differ_and_nothing_else_follows_from_the_label(
         a, b = covers[one], covers[other]
         assert ((a > 127) ^ (b > 127)).sum() > 0.1 * ((a > 127) | (b > 127)).sum()
         same = a == b
-        assert (a[same] == 255).any() and (a[same] == 0).any()
         assert (pictures[one][same] == pictures[other][same]).all(), (one, other)
 
 
