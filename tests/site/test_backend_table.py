@@ -41,7 +41,7 @@ def test_json_has_every_trial_and_makes_the_tables() -> None:
 @of_this_torch
 @pytest.mark.parametrize("name", CELLS)
 def test_cell_is_still_so(name: str, tmp_path: Path) -> None:
-    said = attempt(name, "gloo CPU", 2, str(tmp_path / "store"))
+    said = attempt(name, "gloo CPU", str(tmp_path / "store"))
     assert said == RESULT["trials"][name]["gloo CPU"]
 
 
@@ -64,5 +64,5 @@ def test_what_goes_wrong_is_told(
 ) -> None:
     monkeypatch.setitem(TRIALS, "broken", trial)
     monkeypatch.setattr(backend_table, "LIMIT", 3)
-    said = attempt("broken", "gloo CPU", 2, str(tmp_path / "store"))
+    said = attempt("broken", "gloo CPU", str(tmp_path / "store"))
     assert said == {"state": "no", "says": says}

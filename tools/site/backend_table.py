@@ -3,9 +3,9 @@
     python tools/site/backend_table.py  # try all, write the tables of the site
     python tools/site/backend_table.py --render  # the tables again, from backends.json alone
 
-Each trial runs in two fresh processes, one for a rank, which live for 25 seconds at most. It counts
-as supported if it raises nothing and both ranks get the right values. nccl takes one GPU for each
-rank. What cannot run here has no column.
+Each trial runs in two fresh processes, the ranks, which live for 25 seconds at most. It counts as
+supported if it raises nothing and both ranks get the right values. What takes more GPUs than there
+are has no column.
 """
 
 import argparse
@@ -16,14 +16,10 @@ import os
 import platform
 import re
 import signal
-import sys
 import tempfile
-import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +29,23 @@ from torch import Tensor
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs/assets/results/backends"
 LIMIT = 20  # seconds of a trial
+# Of each column the backend, where its tensors are, and how many GPUs it takes.
 COLUMNS = {
-    "gloo CPU": ("gloo", "cpu"), "gloo CUDA": ("gloo", "cuda"), "nccl CUDA": ("nccl", "cuda"),
-    "cpu:gloo,cuda:nccl CUDA": ("cpu:gloo,cuda:nccl", "cuda"),
-}  # fmt: skip
+    "gloo CPU": ("gloo", "cpu", 0),
+    "gloo CUDA": ("gloo", "cuda", 1),
+    "nccl CUDA": ("nccl", "cuda", 2),
+    "cpu:gloo,cuda:nccl CUDA": ("cpu:gloo,cuda:nccl", "cuda", 2),
+}
 
 # ---------------------------------------------------------------------------------------- trials
 
 
 @dataclass(frozen=True)
 class Rank:
-    """Where a trial runs, and tensors there."""
+    """One of two on which a trial runs, and tensors where it runs."""
 
     rank: int
-    n: int
-    device: torch.device
+    device: str
 
     def full(self, value: float, size: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.full((size,), float(value), device=self.device).to(dtype)
@@ -57,13 +55,10 @@ class Rank:
         return self.full(self.rank + 2, size, dtype)
 
     def all(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-        return [self.full(rank + 2, 2, dtype) for rank in range(self.n)]
+        return [self.full(2, dtype=dtype), self.full(3, dtype=dtype)]
 
     def empty(self) -> list[Tensor]:
-        return [self.full(0) for _ in range(self.n)]
-
-    def objects(self) -> list[dict]:
-        return [{"rank": rank} for rank in range(self.n)]
+        return [self.full(0), self.full(0)]
 
     def first(self, value: object) -> Any:
         """The value on rank 0, nothing on others."""
@@ -72,11 +67,12 @@ class Rank:
     def completed(self, work: dist.Work) -> bool:
         """wait() on CUDA has the stream wait, not this process: only then is it completed."""
         work.wait()
-        if self.device.type == "cuda":
+        if self.device == "cuda":
             torch.cuda.synchronize()
         return work.is_completed()
 
 
+OBJECTS = [{"rank": 0}, {"rank": 1}]
 # What this rank got and what is right, tensors or numbers; None: it has only to come to its end.
 Outcome = tuple[Any, Any] | None
 Trial = Callable[[Rank], Outcome]
@@ -124,8 +120,8 @@ def broadcast(r: Rank, dtype: torch.dtype = torch.float32) -> Outcome:
 
 
 def all_gather_into_tensor(r: Rank, dtype: torch.dtype = torch.float32) -> Outcome:
-    got = fill(dist.all_gather_into_tensor, r.full(0, 2 * r.n, dtype), r.mine(dtype=dtype))
-    return got.view(r.n, 2), r.all(dtype)
+    got = fill(dist.all_gather_into_tensor, r.full(0, 4, dtype), r.mine(dtype=dtype))
+    return got.view(2, 2), r.all(dtype)
 
 
 def all_to_all_single(r: Rank, sizes: list[int]) -> Outcome:
@@ -133,8 +129,8 @@ def all_to_all_single(r: Rank, sizes: list[int]) -> Outcome:
     mine = sizes[r.rank]
     sent = torch.cat([r.full(10 * r.rank + to, size) for to, size in enumerate(sizes)])
     splits = [[mine] * 2, sizes] if sizes != [2, 2] else []
-    got = fill(dist.all_to_all_single, r.full(0, mine * r.n), sent, *splits)
-    return got.view(r.n, mine), [[10 * source + r.rank] * mine for source in range(r.n)]
+    got = fill(dist.all_to_all_single, r.full(0, 2 * mine), sent, *splits)
+    return got.view(2, mine), [[r.rank] * mine, [10 + r.rank] * mine]
 
 
 def asynchronous(r: Rank) -> Outcome:
@@ -163,7 +159,7 @@ def reduction(r: Rank, function: str, op: str = "SUM", dtype: torch.dtype | None
     elif function == "reduce":  # what is left on other ranks is not defined
         got = r.first(fill(dist.reduce, r.mine(dtype=dtype), 0, reduce_op))
     else:
-        sent = r.mine(2 * r.n, dtype)
+        sent = r.mine(4, dtype)
         got = fill(dist.reduce_scatter_tensor, r.full(0, dtype=dtype), sent, reduce_op)
     return None if got is None else (got, r.full(OPS[op], dtype=dtype))
 
@@ -183,24 +179,23 @@ PLAIN: dict[str, Trial] = {
     "gather": lambda r: (
         fill(lambda got: dist.gather(r.mine(), got, 0), r.first(r.empty())), r.first(r.all())),
     "gather_into_tensor": lambda r: (
-        fill(lambda got: dist.gather_into_tensor(r.mine(), got, 0), r.first(r.full(0, 2 * r.n))),
+        fill(lambda got: dist.gather_into_tensor(r.mine(), got, 0), r.first(r.full(0, 4))),
         r.first(torch.cat(r.all()))),
     "all_gather": lambda r: (fill(dist.all_gather, r.empty(), r.mine()), r.all()),
     "all_gather, unequal sizes": lambda r: (
-        fill(dist.all_gather, [r.full(0, k + 1) for k in range(r.n)], r.mine(r.rank + 1)),
-        [[k + 2] * (k + 1) for k in range(r.n)]),
+        fill(dist.all_gather, [r.full(0, 1), r.full(0, 2)], r.mine(r.rank + 1)), [[2], [3, 3]]),
     "all_gather_into_tensor": all_gather_into_tensor,
     "all_gather_into_tensor, stacked": lambda r: (
-        fill(dist.all_gather_into_tensor, r.full(0, 2 * r.n).view(r.n, 2), r.mine()), r.all()),
+        fill(dist.all_gather_into_tensor, r.full(0, 4).view(2, 2), r.mine()), r.all()),
     "scatter": lambda r: (fill(dist.scatter, r.full(0), r.first(r.all()), 0), r.mine()),
     "reduce_scatter": lambda r: (
-        fill(dist.reduce_scatter, r.full(0), [r.mine() for _ in range(r.n)]), sum(r.all())),
+        fill(dist.reduce_scatter, r.full(0), [r.mine(), r.mine()]), sum(r.all())),
     "reduce_scatter_tensor": part(reduction, function="reduce_scatter_tensor"),
     "reduce_scatter_tensor, stacked": lambda r: (
-        fill(dist.reduce_scatter_tensor, r.full(0), r.mine(2 * r.n).view(r.n, 2)), sum(r.all())),
+        fill(dist.reduce_scatter_tensor, r.full(0), r.mine(4).view(2, 2)), sum(r.all())),
     "all_to_all": lambda r: (
-        fill(dist.all_to_all, r.empty(), [r.full(10 * r.rank + to) for to in range(r.n)]),
-        [[10 * source + r.rank] * 2 for source in range(r.n)]),
+        fill(dist.all_to_all, r.empty(), [r.full(10 * r.rank), r.full(10 * r.rank + 1)]),
+        [[r.rank] * 2, [10 + r.rank] * 2]),
     "all_to_all_single": part(all_to_all_single, sizes=[2, 2]),
     "all_to_all_single, unequal": part(all_to_all_single, sizes=[1, 2]),
     "barrier": lambda r: dist.barrier(),
@@ -208,12 +203,12 @@ PLAIN: dict[str, Trial] = {
     "broadcast_object_list": lambda r: (
         fill(dist.broadcast_object_list, r.first(["a", {"b": 2}]) or [0, 0], 0), ["a", {"b": 2}]),
     "all_gather_object": lambda r: (
-        fill(dist.all_gather_object, [None] * r.n, r.objects()[r.rank]), r.objects()),
+        fill(dist.all_gather_object, [None, None], OBJECTS[r.rank]), OBJECTS),
     "gather_object": lambda r: (
-        fill(lambda got: dist.gather_object(r.objects()[r.rank], got, 0), r.first([None] * r.n)),
-        r.first(r.objects())),
+        fill(lambda got: dist.gather_object(OBJECTS[r.rank], got, 0), r.first([None, None])),
+        r.first(OBJECTS)),
     "scatter_object_list": lambda r: (
-        fill(dist.scatter_object_list, [None], r.first(r.objects()), 0), [r.objects()[r.rank]]),
+        fill(dist.scatter_object_list, [None], r.first(OBJECTS), 0), [OBJECTS[r.rank]]),
     "send_object_list": lambda r: (
         fill(dist.recv_object_list if r.rank else dist.send_object_list,
              r.first(["a", 1]) or [0, 0], 1 - r.rank), ["a", 1]),
@@ -239,7 +234,7 @@ for name in DTYPES:
 FORK = multiprocessing.get_context("fork")  # torch is imported once; the parent never wakes up CUDA
 Said = dict[str, str]
 YES = {"state": "yes"}  # else {"state": "no", "says": why}
-LATE = {"state": "no", "says": "no end"}
+LATE = {"state": "no", "says": "no answer"}
 
 
 def plain(value: object) -> object:
@@ -257,57 +252,32 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:150]}".replace("|", "/")
 
 
-def one_rank(name: str, column: str, rank: int, n: int, path: str, pipe: Connection) -> None:
-    """One process of a trial. It says what came out, and stays: a peer may still need it."""
+def one_rank(name: str, column: str, rank: int, path: str) -> Said:
+    """A trial in one process: what came out."""
     signal.alarm(LIMIT + 5)  # the end, even if the parent was killed
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's matter
     torch.set_num_threads(1)
-    backend, kind = COLUMNS[column]
-    device = torch.device(kind)
-    said = YES
+    backend, device, _ = COLUMNS[column]
     try:
-        if kind == "cuda":
-            device = torch.device(kind, rank % torch.cuda.device_count())
-            torch.cuda.set_device(device)
-        store = dist.FileStore(path, n)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=n)
-        got, right = map(plain, TRIALS[name](Rank(rank, n, device)) or (None, None))
-        if kind == "cuda":
+        if device == "cuda":
+            torch.cuda.set_device(rank % torch.cuda.device_count())
+        store = dist.FileStore(path, 2)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=2)
+        got, right = map(plain, TRIALS[name](Rank(rank, device)) or (None, None))
+        if device == "cuda":
             torch.cuda.synchronize()
-        if got != right:
-            said = {"state": "no", "says": f"wrong values: {got}"}
+        return YES if got == right else {"state": "no", "says": f"wrong values: {got}"}
     except Exception as error:
-        said = {"state": "no", "says": one_line(error)}
-    pipe.send(said)
-    signal.pause()
+        return {"state": "no", "says": one_line(error)}
 
 
-def heard(pipe: Connection, process: Any, deadline: float) -> Said:
-    """What a rank says until then."""
-    try:
-        return pipe.recv() if pipe.poll(max(0, deadline - time.monotonic())) else LATE
-    except EOFError:
-        process.join()
-        return {"state": "no", "says": f"exit status {process.exitcode}"}
-
-
-def attempt(name: str, column: str, n: int, path: str) -> Said:
-    """A trial with n ranks, which meet at a path: what the first says that failed. Who waits for it
-    has no end."""
-    ranks: dict[Connection, Any] = {}
-    deadline = time.monotonic() + LIMIT
-    try:
-        for rank in range(n):
-            ours, theirs = FORK.Pipe(duplex=False)
-            words = (name, column, rank, n, path, theirs)
-            ranks[ours] = FORK.Process(target=one_rank, args=words, daemon=True)
-            ranks[ours].start()
-            theirs.close()
-        said = [heard(pipe, process, deadline) for pipe, process in ranks.items()]
-    finally:
-        for process in ranks.values():
-            process.kill()
-            process.join()
+def attempt(name: str, column: str, path: str) -> Said:
+    """A trial of ranks that meet at a path: what the first says that failed. Who waits for it, or
+    crashes, gives no answer."""
+    with FORK.Pool(2) as ranks:  # who is done stays to the end of it: a peer may still need it
+        answers = [ranks.apply_async(one_rank, (name, column, rank, path)) for rank in range(2)]
+        for answer in answers:
+            answer.wait(LIMIT)
+        said = [answer.get() if answer.ready() else LATE for answer in answers]
     failures = [outcome for outcome in said if outcome != YES]
     return min(failures, key=lambda outcome: outcome == LATE, default=YES)
 
@@ -318,27 +288,19 @@ def machine() -> dict:
     return {"cpus": os.cpu_count(), "kind": platform.machine(), "gpus": gpus}
 
 
-def ranks_for(column: str, gpus: int) -> int:
-    """How many ranks its trials have; 0: they cannot run here."""
-    backend, device = COLUMNS[column]
-    if "nccl" in backend:
-        return 2 if dist.is_nccl_available() and gpus > 1 else 0
-    return 2 if device == "cpu" or gpus else 0
-
-
 def run_all() -> dict:
     """The results of all trials, as they are written to backends.json."""
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with ProcessPoolExecutor(1, FORK) as child:  # CUDA, once awake, does not survive a fork
-        here = child.submit(machine).result()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with FORK.Pool(1) as child:  # CUDA, once awake, does not survive a fork
+        here = child.apply(machine)
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
-    ranks = {column: ranks_for(column, len(here["gpus"])) for column in COLUMNS}
+    gpus = len(here["gpus"])
+    ranks = {column: 2 if gpus >= needed else 0 for column, (_, _, needed) in COLUMNS.items()}
     trials: dict[str, dict] = {name: {} for name in TRIALS}
     with tempfile.TemporaryDirectory() as folder:
         for number, name in enumerate(TRIALS):
             for column in filter(ranks.get, COLUMNS):
-                said = attempt(name, column, ranks[column], f"{folder}/{number} {column}")
+                said = attempt(name, column, f"{folder}/{number} {column}")
                 trials[name][column] = said
                 print(name, column, *said.values(), sep=", ", flush=True)
     return {"format": 1, "torch": torch.__version__, "machine": here, "nccl": nccl, "ranks": ranks,
@@ -365,47 +327,42 @@ WORDS = {
 }  # fmt: skip
 
 
-def grid(head: list[str], rows: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
-
-
 def head_of(result: dict, words: dict[str, str]) -> str:
     here, comma = result["machine"], words["comma"]
-    gpus = [f"{here['gpus'].count(name)} x {name}" for name in dict.fromkeys(here["gpus"])]
-    nccl = [f"NCCL {result['nccl']}"] if gpus and result["nccl"] else []
-    machine = comma.join([words["cpus"].format(**here), *gpus, *nccl])
+    parts = [words["cpus"].format(**here)]
+    if gpus := here["gpus"]:
+        parts += [f"{len(gpus)} x {gpus[0]}", f"NCCL {result['nccl']}"]
     ranks = result["ranks"].items()
     ran = comma.join(words["ran"].format(column=column, n=n) for column, n in ranks if n)
     rest = comma.join(f"`{column}`" for column, n in ranks if not n)
-    head = words["head"].format(torch=result["torch"], machine=machine, ran=ran)
+    head = words["head"].format(torch=result["torch"], machine=comma.join(parts), ran=ran)
     return head + (words["rest"].format(rest=rest) if rest else "")
 
 
 def table(part: str, result: dict, words: dict[str, str]) -> list[str]:
-    """The rows of a part. Where its functions agree on a row a cell has one mark for all; what
-    was not tried has none."""
+    """The rows of a part. Where its functions agree on a row a cell has one mark for all."""
     columns = [column for column, n in result["ranks"].items() if n]
     cells: dict[str, dict[str, dict[str, list[str]]]] = {}  # row, column, mark: its functions
     messages: list[str] = []
     for name, tried in result["trials"].items():
         kind, row, function = f"{name}/".split("/", 3)[:3]
         for column in columns if kind == part else ():
-            said = tried.get(column, {"state": ""})
-            mark = "✓" if said["state"] == "yes" else ""
+            said, mark = tried[column], "✓"
             if said["state"] == "no":
                 if said["says"] not in messages:
                     messages.append(said["says"])
                 mark = f"✘ {messages.index(said['says']) + 1}"
             by_mark = cells.setdefault(row, {}).setdefault(column, {})
             by_mark.setdefault(mark, []).append(f"`{function}`")
-    rows, comma = [], words["comma"]
+    rows, comma = [[words[part], *columns], ["---"] * (len(columns) + 1)], words["comma"]
     for row, by_column in cells.items():
         rows.append([f"`{row}`"])
         for by_mark in by_column.values():
             each = [f"{comma.join(names)} {mark}" for mark, names in by_mark.items()]
             rows[-1].append(comma.join(each) if len(each) > 1 else next(iter(by_mark)))
+    lines = [f"| {' | '.join(row)} |" for row in rows]
     notes = [f"{n}. `{message}`" for n, message in enumerate(messages, 1)]
-    return [*grid([words[part], *columns], rows), "", *notes, *([""] if notes else [])]
+    return [*lines, "", *notes, *([""] if notes else [])]
 
 
 def fragment(result: dict, language: str) -> str:

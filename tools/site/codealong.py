@@ -38,8 +38,7 @@ FORMS = {
 Options = dict[str, list[str]]
 COPIES = "source"  # the folder of the site that has the files, see hooks.py
 linked: set[str] = set()  # these
-REST = re.compile(r"""((?:"[^"]*"|'[^']*'|[^{"'])*)(?:\{(.*)\})?\s*""")
-WORD = re.compile(r""""[^"]*"|'[^']*'|[^\s"']+""")
+OPTIONS = re.compile(r"\{((?:hl|long|whole)=.*)\}\s*$")
 
 
 def this_page(md: Markdown) -> Any:
@@ -68,15 +67,14 @@ def link(md: Markdown, repo: str, path: str, part: range | None = None) -> str:
 
 
 def parse(form: str, rest: str) -> tuple[list[str], Options]:
-    """The words of an @ line, whose texts keep their quotes, to be told from names; its options."""
-    match = REST.fullmatch(rest)
-    if not match:
-        raise SiteError(f"cannot read {rest.strip()!r}: a quote that is not closed?")
+    """The words of an @ line, and its options."""
     usage, fewest, most = FORMS[form]
-    words, options = WORD.findall(match[1]), {}
-    for option in shlex.split(match[2] or ""):
-        name, _, value = option.partition("=")
-        options.setdefault(name, []).append(value)
+    words = shlex.split(OPTIONS.sub("", rest))
+    options: Options = {}
+    for text in OPTIONS.findall(rest):
+        for option in shlex.split(text):
+            name, _, value = option.partition("=")
+            options.setdefault(name, []).append(value)
     if not fewest <= len(words) <= most or any(f"{name}=" not in usage for name in options):
         raise SiteError(f"write @{form} {usage}")
     return words, options
@@ -91,22 +89,15 @@ class CodeAlong(Preprocessor):
 
     def run(self, lines: list[str]) -> list[str]:
         result: list[str] = []
-        fence = ""
         for line in lines:
             line = line.replace("REPOSITORY_URL", self.repo or "REPOSITORY_URL")
-            bare = line.strip()
-            if match := re.match(r"(`{3,}|~{3,})", bare):
-                if not fence:
-                    fence = match[1]
-                elif bare.startswith(fence) and not bare.strip(fence[0]):
-                    fence = ""
-            found = None if fence else re.match(r"( *)@(\w+)(?=\s|$)(.*)", line)
+            found = re.match(r"( *)@(\w+)(?=\s|$)(.*)", line)
             if not found or (found[2] not in FORMS and "/" not in found[3]):
                 result.append(line)
                 continue
             try:
                 result += self.replace(found[1], found[2], found[3])
-            except SiteError as error:
+            except (SiteError, ValueError) as error:  # ValueError: a quote that is not closed
                 raise SiteError(f"{line.strip()}\n    {error}") from None
         return result
 
@@ -128,14 +119,7 @@ class CodeAlong(Preprocessor):
     def code(self, words: list[str], options: Options) -> str:
         path, selector, *texts = words
         source = read(path)
-        to = ".." in texts
-        before = texts[: texts.index("..")] if to else texts
-        after = texts[texts.index("..") + 1 :] if to else []
-        if len(before) > 1 or len(after) > 1 or any(t[0] not in "\"'" for t in before + after):
-            raise SiteError(f"write @code {FORMS['code'][0]}")
-        first, last = (t[0][1:-1] if t else None for t in (before, after))
-        part = source.part(selector, first, last, to=to)
-        return self.listing(source, part, options, MOST_LINES)
+        return self.listing(source, source.part(selector, texts), options, MOST_LINES)
 
     def file(self, words: list[str], options: Options) -> str:
         source = read(words[0])
@@ -182,16 +166,20 @@ class CodeAlong(Preprocessor):
         """Two lists to choose from; compare.js does the rest."""
         paths = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("0[1-9]_*/main.py"))
         links = [self.link(path) for path in paths]
-        choices = ["", ""]
-        for side, chosen in enumerate(("02_distributed/main.py", "03_multiprocessing/main.py")):
+
+        def choice(name: str, chosen: str) -> str:
+            made = f'<select name="{name}" aria-label="{name}">'
             for n, path in enumerate(paths):
-                here = " selected" * (path == chosen)
-                choices[side] += f'<option value="{n}"{here}>{path.split("/")[0]}</option>'
+                chapter = path.split("/")[0]
+                here = " selected" * (chapter == chosen)
+                made += f'<option value="{n}"{here}>{chapter}</option>'
+            return f"{made}</select>"
+
         return (
             '<div class="cd-compare" data-search-exclude><div class="cd-choose">'
-            f'<select name="from" aria-label="from">{choices[0]}</select>'
+            f"{choice('from', '02_distributed')}"
             '<button type="button" class="cd-swap" aria-label="swap">⇄</button>'
-            f'<select name="to" aria-label="to">{choices[1]}</select></div>'
+            f"{choice('to', '03_multiprocessing')}</div>"
             f'<div class="cd-result" data-links="{escape(json.dumps(links))}"></div>'
             f'<script type="application/json">{compare_data(paths)}</script></div>'
         )
@@ -203,10 +191,10 @@ class CodeAlong(Preprocessor):
             raise SiteError(f"there is no file {path}: which tool writes it?")
         text = file.read_text(encoding="utf-8")
         if key:
-            parts = dict(re.findall(r"<!-- ([\w-]+) -->\n(.*?)(?=<!-- [\w-]+ -->|\Z)", text, re.S))
-            if key[0] not in parts:
-                raise SiteError(f"{path} has no part {key[0]}; there are: {', '.join(parts)}")
-            text = parts[key[0]]
+            _, there, text = text.partition(f"<!-- {key[0]} -->")
+            if not there:
+                raise SiteError(f"{path} has no part {key[0]}")
+            text, _, _ = text.partition("<!-- ")
         return ["", *text.strip().splitlines(), ""]
 
     def figure(self, words: list[str], options: Options) -> str:

@@ -8,11 +8,12 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.pages import Page
 
 from tools.site.codealong import COPIES, linked
-from tools.site.source import ROOT
+from tools.site.source import ROOT, read
 
 
 def on_pre_build(config: MkDocsConfig) -> None:
     linked.clear()
+    read.cache_clear()
 
 
 def on_post_page(output: str, page: Page, **_: object) -> str:

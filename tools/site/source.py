@@ -5,15 +5,14 @@ import io
 import json
 import tokenize
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from html import escape
 from itertools import groupby
 from pathlib import Path
 
 from pygments import lex
 from pygments.lexers import get_lexer_by_name
-from pygments.token import STANDARD_TYPES, _TokenType
+from pygments.token import STANDARD_TYPES
 
 try:  # mkdocs shows its own exceptions as one line, any other as a traceback
     from mkdocs.exceptions import BuildError
@@ -21,10 +20,7 @@ except ImportError:
     BuildError = Exception
 
 ROOT = Path(__file__).resolve().parents[2]
-LANGUAGES = {
-    ".py": "python", ".sh": "bash", ".sbatch": "bash", ".toml": "toml", ".txt": "text",
-    ".yml": "yaml", ".yaml": "yaml", ".json": "json", ".jsonl": "text", ".cfg": "ini",
-}  # fmt: skip
+LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash"}  # all others: text
 # Most tokens are of these classes, and all of them have the colour of plain text.
 PLAIN = {"", "n", "w", "esc", "x"}
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -36,19 +32,12 @@ class SiteError(BuildError):
     """What a page asks for is not there: the build must end."""
 
 
-def css_class(kind: _TokenType) -> str:
-    """The short class that Pygments' style sheets use for this kind of token."""
-    while kind not in STANDARD_TYPES:
-        kind = kind.parent
-    return STANDARD_TYPES[kind]
-
-
 def coloured(text: str, language: str) -> list[Tokens]:
     """The tokens of each line. The whole file at once: a line of a docstring is text only if the
     quotes above it are seen."""
     lines: list[Tokens] = [[]]
     for kind, value in lex(text, get_lexer_by_name(language, stripnl=False)):
-        name = css_class(kind)
+        name = STANDARD_TYPES.get(kind, "")
         for number, piece in enumerate(value.split("\n")):
             if number:
                 lines.append([])
@@ -69,22 +58,16 @@ def to_html(tokens: Tokens, marked: Collection[int] = ()) -> str:
     return html
 
 
-@dataclass
 class Source:
     """A file of the repository."""
 
-    path: str
-    text: str
-    lines: list[str] = field(init=False)
-    tree: ast.Module = field(init=False)  # empty if it is not Python
-    tokens: list[Tokens] = field(init=False)
-
-    def __post_init__(self) -> None:
-        suffix = Path(self.path).suffix
+    def __init__(self, path: str, text: str) -> None:
+        self.path, self.text = path, text
+        suffix = Path(path).suffix
         self.language = LANGUAGES.get(suffix, "text")
-        self.lines = self.text.splitlines()
-        self.tree = ast.parse(self.text if suffix == ".py" else "")
-        self.tokens = coloured(self.text, self.language)
+        self.lines = text.splitlines()
+        self.tree = ast.parse(text if suffix == ".py" else "")  # empty if it is not Python
+        self.tokens = coloured(text, self.language)
 
     def comments(self) -> dict[int, str]:
         """What is said on a line: a comment, or a line of a docstring's first paragraph."""
@@ -176,24 +159,31 @@ class Source:
             best = (node.lineno, max(last, number))
         return best
 
-    def part(self, selector: str, first: str | None, last: str | None, *, to: bool) -> range:
-        """Line numbers. Texts: none, the whole scope; one, the statement with it; with "to", from
+    def part(self, selector: str, texts: list[str]) -> range:
+        """Line numbers. Texts: none, the whole scope; one, the statement with it; with "..", from
         the one to the other, where a missing one stands for the scope's first or last line."""
         scope = self.scope(selector)
-        if first is None and last is None and not to:
-            if selector == "-" and self.tree.body:
-                raise SiteError(f"{self.path} -: say which lines, by a text in them")
-            return range(scope[0], scope[-1] + 1)
-        if not to:
-            low, high = self.statement(self.find(scope, selector, first), block=True)
-            return range(low, high + 1)
+
+        def lines(text: str, block: bool = False) -> tuple[int, int]:
+            return self.statement(self.find(scope, selector, text), block=block)
+
         begin, end = scope[0], scope[-1]
-        if first is not None:
-            begin, _ = self.statement(self.find(scope, selector, first), block=False)
-        if last is not None:
-            _, end = self.statement(self.find(scope, selector, last), block=False)
+        match texts:
+            case [] | [".."]:
+                pass
+            case [text]:
+                begin, end = lines(text, block=True)
+            case [first, ".."]:
+                begin, _ = lines(first)
+            case ["..", last]:
+                _, end = lines(last)
+            case [first, "..", last]:
+                begin, _ = lines(first)
+                _, end = lines(last)
+            case _:
+                raise SiteError('write ["text" [.. "text"]] after the name')
         if begin > end:
-            raise SiteError(f"{self.path}: {last!r} (line {end}) is above {first!r} (line {begin})")
+            raise SiteError(f"{self.path}: line {begin} to {end} is the wrong way round")
         return range(begin, end + 1)
 
     def indent(self, part: range) -> int:
@@ -202,32 +192,22 @@ class Source:
         return min((len(s) - len(s.lstrip()) for s in lines if s.strip()), default=0)
 
 
-@lru_cache(maxsize=64)
-def _read(path: str, _changed: int) -> Source:
-    return Source(path, (ROOT / path).read_text(encoding="utf-8"))
-
-
+@cache
 def read(path: str) -> Source:
-    """A file of the repository, parsed once until it changes (`make serve` stays alive)."""
+    """A file of the repository, parsed once in a build."""
     file = ROOT / path
-    if not file.resolve().is_relative_to(ROOT):
-        raise SiteError(f"{path} is outside of the repository")
     if not file.is_file():
         near = sorted(str(p.relative_to(ROOT)) for p in file.parent.glob("*") if p.is_file())
-        raise SiteError(f"there is no file {path}; beside it: {', '.join(near) or 'nothing'}")
-    return _read(path, file.stat().st_mtime_ns)
+        raise SiteError(f"there is no file {path}; beside it: {', '.join(near)}")
+    return Source(path, file.read_text(encoding="utf-8"))
 
 
 def translated(source: Source, language: str) -> Source:
     """The same code with the comments of comments.LANGUAGE.json beside it, if there is one."""
     table = (ROOT / source.path).with_name(f"comments.{language}.json")
-    if not source.tree.body or not table.is_file():
+    if not table.is_file() or source.language != "python":
         return source
     known = json.loads(table.read_text(encoding="utf-8"))
-    beside = [read(str(file.relative_to(ROOT))) for file in table.parent.glob("*.py")]
-    said = {text for other in beside for text in other.comments().values()}
-    if surplus := sorted(known.keys() - said):
-        raise SiteError(f"{table.relative_to(ROOT)} has what no file says: {surplus[0]!r}")
     lines = list(source.lines)
     for n, text in source.comments().items():
         if text not in known:
