@@ -102,8 +102,8 @@ def test_code_is_highlighted(sample: Callable) -> None:
     [
         ("@code 02_distributed/mian.py run", "beside it: 02_distributed/main.py"),
         ("@code 02_distributed/main.py rum", "defines no rum; there are: "),
-        ('@code 02_distributed/main.py run "nowhere"', "'nowhere' is in no line of run of"),
-        ('@code 02_distributed/main.py run "args"', "lines: ["),
+        ('@code 02_distributed/main.py run "nowhere"', "'nowhere' must be in one line of run of"),
+        ('@code 02_distributed/main.py run "args"', "is in: ["),
         ('@code 02_distributed/main.py cleanup {hl="gone"}', "hl='gone' is in none of lines"),
         ("@code 02_distributed/main.py run", "more than 20"),
         ("@cod 02_distributed/main.py run", "there is no @cod"),

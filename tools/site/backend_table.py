@@ -232,9 +232,8 @@ for name in DTYPES:
 # ---------------------------------------------------------------------------------------- running
 
 FORK = multiprocessing.get_context("fork")  # torch is imported once; the parent never wakes up CUDA
-Said = dict[str, str]
-YES = {"state": "yes"}  # else {"state": "no", "says": why}
-LATE = {"state": "no", "says": "no answer"}
+YES = "yes"  # what a trial says of itself, or else why not
+LATE = "no answer"
 
 
 def plain(value: object) -> object:
@@ -252,7 +251,7 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:150]}".replace("|", "/")
 
 
-def one_rank(name: str, column: str, rank: int, path: str) -> Said:
+def one_rank(name: str, column: str, rank: int, path: str) -> str:
     """A trial in one process: what came out."""
     signal.alarm(LIMIT + 5)  # the end, even if the parent was killed
     torch.set_num_threads(1)
@@ -265,12 +264,12 @@ def one_rank(name: str, column: str, rank: int, path: str) -> Said:
         got, right = map(plain, TRIALS[name](Rank(rank, device)) or (None, None))
         if device == "cuda":
             torch.cuda.synchronize()
-        return YES if got == right else {"state": "no", "says": f"wrong values: {got}"}
+        return YES if got == right else f"wrong values: {got}"
     except Exception as error:
-        return {"state": "no", "says": one_line(error)}
+        return one_line(error)
 
 
-def attempt(name: str, column: str, path: str) -> Said:
+def attempt(name: str, column: str, path: str) -> str:
     """A trial of ranks that meet at a path: what the first says that failed. Who waits for it, or
     crashes, gives no answer."""
     with FORK.Pool(2) as ranks:  # who is done stays to the end of it: a peer may still need it
@@ -302,9 +301,9 @@ def run_all() -> dict:
             for column in filter(ranks.get, COLUMNS):
                 said = attempt(name, column, f"{folder}/{number} {column}")
                 trials[name][column] = said
-                print(name, column, *said.values(), sep=", ", flush=True)
-    return {"format": 1, "torch": torch.__version__, "machine": here, "nccl": nccl, "ranks": ranks,
-            "trials": trials}  # fmt: skip
+                print(name, column, said, sep=", ", flush=True)
+    facts = {"torch": torch.__version__, "machine": here, "nccl": nccl}
+    return {**facts, "ranks": ranks, "trials": trials}
 
 
 # ---------------------------------------------------------------------------------------- tables
@@ -348,13 +347,14 @@ def table(part: str, result: dict, words: dict[str, str]) -> list[str]:
         kind, row, function = f"{name}/".split("/", 3)[:3]
         for column in columns if kind == part else ():
             said, mark = tried[column], "✓"
-            if said["state"] == "no":
-                if said["says"] not in messages:
-                    messages.append(said["says"])
-                mark = f"✘ {messages.index(said['says']) + 1}"
+            if said != YES:
+                if said not in messages:
+                    messages.append(said)
+                mark = f"✘ {messages.index(said) + 1}"
             by_mark = cells.setdefault(row, {}).setdefault(column, {})
             by_mark.setdefault(mark, []).append(f"`{function}`")
-    rows, comma = [[words[part], *columns], ["---"] * (len(columns) + 1)], words["comma"]
+    comma = words["comma"]
+    rows = [[words[part], *columns], ["---"] * (len(columns) + 1)]
     for row, by_column in cells.items():
         rows.append([f"`{row}`"])
         for by_mark in by_column.values():

@@ -12,7 +12,7 @@ LANGUAGES = ("zh", "en")
 TRANSLATED = {"text", "mermaid", ""}  # fences whose content each language has of its own
 # So many lines in a row that are also in a chapter are no coincidence.
 PASTED_LINES = 3
-FENCE = re.compile(r"^( *)(`{3,}|~{3,}) *(.*)$")
+FENCE = re.compile(r" *```(.*)$")
 HEADING = re.compile(r"^ *(#{1,6}) +(.+)$")
 HEADING_ID = re.compile(r"\{[^{}]*#([A-Za-z][\w-]*)[^{}]*\} *$")
 LINK = re.compile(r"\]\(<?([^)>\s]+)>?[^)]*\)")
@@ -21,16 +21,9 @@ CHINESE = re.compile("[\u2e80-\u9fff\uf900-\uffef“”]")
 
 @dataclass
 class Fence:
-    info: str
+    classes: list[str]  # ["bash", "run"] of ``` { .bash .run }; the language is the first
     lines: list[str]
     number: int  # of the line that opens it
-
-    @property
-    def classes(self) -> list[str]:
-        """["bash", "run"] of both ```bash and ``` { .bash .run }; the language is the first."""
-        if self.info.startswith("{"):
-            return re.findall(r"(?<=[\s{])\.([\w-]+)", self.info)
-        return self.info.split()[:1]
 
     @property
     def language(self) -> str:
@@ -63,18 +56,17 @@ def read_page(text: str) -> Page:
     page = Page()
     lines = text.splitlines()
     fence: Fence | None = None
-    closing = ""
     for number, line in enumerate(lines, 1):
         match = FENCE.match(line)
         if fence is not None:
-            if match and match[2].startswith(closing) and not match[3]:
+            if match and not match[1]:
                 page.fences.append(fence)
                 fence = None
             else:
                 fence.lines.append(line.strip() if fence.language == "bash" else line)
             continue
         if match:
-            fence, closing = Fence(match[3].strip(), [], number), match[2]
+            fence = Fence(re.findall(r"[\w-]+", match[1]), [], number)
             continue
         if heading := HEADING.match(line):
             found = HEADING_ID.search(heading[2])

@@ -97,7 +97,8 @@ class CodeAlong(Preprocessor):
                 continue
             try:
                 result += self.replace(found[1], found[2], found[3])
-            except (SiteError, ValueError) as error:  # ValueError: a quote that is not closed
+            # OSError: a table or a figure is not there; ValueError: a quote is not closed
+            except (SiteError, OSError, ValueError) as error:
                 raise SiteError(f"{line.strip()}\n    {error}") from None
         return result
 
@@ -128,15 +129,15 @@ class CodeAlong(Preprocessor):
 
     def listing(self, source: Source, part: range, options: Options, most: int) -> str:
         """Real line numbers, and as Material has it: its copy button and colours find the code."""
+        first, last = part[0], part[-1]
+        where = f"lines {first} to {last}"
         if len(part) > most and "long" not in options:
-            where = f"{part.start} to {part.stop - 1}"
-            raise SiteError(f'lines {where} are more than {most}: take a part, or {{long="1"}}')
+            raise SiteError(f'{where} are more than {most}: take a part, or {{long="1"}}')
         marked = set()
         for text in options.get("hl", []):
             found = {n for n in part if text in source.lines[n - 1]}
             if not found:
-                where = f"lines {part.start} to {part.stop - 1} of {source.path}"
-                raise SiteError(f"hl={text!r} is in none of {where}")
+                raise SiteError(f"hl={text!r} is in none of {where} of {source.path}")
             marked |= found
         indent = source.indent(part)
         tokens = self.shown(source).tokens
@@ -145,15 +146,17 @@ class CodeAlong(Preprocessor):
             html = re.sub(rf'^(<span class="\w+">)? {{{indent}}}', r"\1", to_html(tokens[n - 1]))
             lines.append(f'<span class="ln{" hll" * (n in marked)}" data-l="{n}">{html}</span>')
         whole = part == range(1, len(source.lines) + 1)
-        numbers = f"{part.start}–{part.stop - 1}" if len(part) > 1 else str(part.start)
-        where = "" if whole else f' <span class="cb-lines">{numbers}</span>'
+        numbers = f"{first}–{last}" if len(part) > 1 else str(first)
+        head = escape(source.path)
+        if not whole:
+            head += f' <span class="cb-lines">{numbers}</span>'
         url = self.link(source.path, None if whole else part)
-        digits, newline = len(str(part.stop - 1)), "\n"
+        code = "\n".join(lines)
         # data-search-exclude: seven chapters share most lines; the index would be full of them.
         return (
-            f'<figure class="cb" data-search-exclude style="--digits:{digits}"><figcaption>'
-            f'<a href="{url}">{escape(source.path)}{where}</a></figcaption>'
-            f'<div class="language-{source.language} highlight"><pre><code>{newline.join(lines)}'
+            f'<figure class="cb" data-search-exclude style="--digits:{len(str(last))}">'
+            f'<figcaption><a href="{url}">{head}</a></figcaption>'
+            f'<div class="language-{source.language} highlight"><pre><code>{code}'
             "\n</code></pre></div></figure>"
         )
 
@@ -186,10 +189,7 @@ class CodeAlong(Preprocessor):
 
     def table(self, words: list[str], options: Options) -> list[str]:
         path, *key = words
-        file = ROOT / path
-        if not file.is_file():
-            raise SiteError(f"there is no file {path}: which tool writes it?")
-        text = file.read_text(encoding="utf-8")
+        text = (ROOT / path).read_text(encoding="utf-8")
         if key:
             _, there, text = text.partition(f"<!-- {key[0]} -->")
             if not there:
@@ -201,8 +201,6 @@ class CodeAlong(Preprocessor):
         """Its still picture, which docs/assets/javascripts/figures/NAME.js sets in motion."""
         name, preset = words
         still = ROOT / f"docs/assets/figures/{name}-{preset}.{language_of(self.md)}.html"
-        if not still.is_file():
-            raise SiteError(f"there is no {still.name}: make figures draws it")
         data = ""
         if name == "overlap":
             models = (ROOT / "docs/assets/results/scaling-models.json").read_text("utf-8")
@@ -255,13 +253,12 @@ class Walk(Block):
     def on_end(self, block: etree.Element) -> None:
         children = list(block)
         code = [child for child in children if self.is_code(child)]
-        if not code or len(code) == len(children):
+        note = [child for child in children if child not in code]
+        if not code or not note:
             raise SiteError("/// walk needs a note and at least one @code line")
-        for child in children:
-            block.remove(child)
-        for name, members in (("text", [c for c in children if c not in code]), ("code", code)):
-            column = etree.SubElement(block, "div", {"class": f"walk-{name}"})
-            column.extend(members)
+        block[:] = []
+        for name, members in (("text", note), ("code", code)):
+            etree.SubElement(block, "div", {"class": f"walk-{name}"}).extend(members)
 
     def is_code(self, child: etree.Element) -> bool:
         match = HTML_PLACEHOLDER_RE.fullmatch((child.text or "").strip())

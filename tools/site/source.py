@@ -138,9 +138,8 @@ class Source:
         """The one line of the scope that holds the text."""
         found = [n for n in scope if text in self.lines[n - 1]]
         if len(found) != 1:
-            where = f"{selector} of {self.path}" if selector != "-" else self.path
-            seen = f"in {len(found)} lines: {found}" if found else "in no line"
-            raise SiteError(f"{text!r} is {seen} of {where}; it must be in exactly one")
+            where = f"{selector} of {self.path}"
+            raise SiteError(f"{text!r} must be in one line of {where}, is in: {found or 'none'}")
         return found[0]
 
     def statement(self, number: int, *, block: bool) -> tuple[int, int]:

@@ -44,12 +44,8 @@ def main() -> None:
         page = started.new_page()
         load(page)
         drawn = stills(page)
-    FOLDER.mkdir(exist_ok=True)
-    for old in FOLDER.glob("*.html"):
-        old.unlink()
     for name, html in drawn.items():
         (FOLDER / name).write_text(html, encoding="utf-8")
-        print(FOLDER / name)
 
 
 if __name__ == "__main__":
