@@ -374,12 +374,8 @@ def fragment(result: dict, language: str) -> str:
     return "\n".join(lines)
 
 
-# ---------------------------------------------------------------------------------------- command
-
-
 def main() -> None:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--render", action="store_true", help="tables from the JSON, try nothing")
     path = FOLDER / "backends.json"
     if not parser.parse_args().render:

@@ -26,14 +26,14 @@ from .source import ROOT, SiteError, Source, read, to_html, translated
 
 MOST_LINES = 20  # of a group: note and code must fit on a screen together
 MOST_FILE_LINES = 80
-# How each @ line is written, and how many words it may have.
+# How each @ line is written.
 FORMS = {
-    "code": ('FILE NAME ["text" [.. "text"]] {hl="text" long="1"}', 2, 5),
-    "file": ('FILE {hl="text" long="1"}', 1, 1),
-    "diff": ('OLD NEW {whole="1"}', 2, 2),
-    "compare": ("", 0, 0),
-    "table": ("FILE [KEY]", 1, 2),
-    "figure": ("NAME PRESET", 2, 2),
+    "code": 'FILE NAME ["text" [.. "text"]] {hl="text" long="1"}',
+    "file": 'FILE {hl="text" long="1"}',
+    "diff": 'OLD NEW {whole="1"}',
+    "compare": "",
+    "table": "FILE [KEY]",
+    "figure": "NAME PRESET",
 }
 Options = dict[str, list[str]]
 COPIES = "source"  # the folder of the site that has the files, see hooks.py
@@ -55,42 +55,35 @@ def language_of(md: Markdown) -> str:
     return "en"
 
 
-def link(md: Markdown, repo: str, path: str, part: range | None = None) -> str:
+def link(md: Markdown, path: str, part: range | None = None) -> str:
     """To a file of the repository: there, or to the site's copy, whose lines have no anchors."""
-    if repo:
+    if md.repo:
         lines = f"#L{part.start}-L{part.stop - 1}" if part else ""
-        return f"{repo}/blob/main/{path}{lines}"
+        return f"{md.repo}/blob/main/{path}{lines}"
     linked.add(path)
     page = this_page(md)
     depth = page.url.count("/") if page else 0
     return f"{'../' * depth or './'}{COPIES}/{path}.txt"
 
 
-def parse(form: str, rest: str) -> tuple[list[str], Options]:
+def parse(rest: str) -> tuple[list[str], Options]:
     """The words of an @ line, and its options."""
-    usage, fewest, most = FORMS[form]
     words = shlex.split(OPTIONS.sub("", rest))
     options: Options = {}
     for text in OPTIONS.findall(rest):
         for option in shlex.split(text):
             name, _, value = option.partition("=")
             options.setdefault(name, []).append(value)
-    if not fewest <= len(words) <= most or any(f"{name}=" not in usage for name in options):
-        raise SiteError(f"write @{form} {usage}")
     return words, options
 
 
 class CodeAlong(Preprocessor):
     """Replaces the @ lines."""
 
-    def __init__(self, md: Markdown, repo: str) -> None:
-        super().__init__(md)
-        self.repo = repo
-
     def run(self, lines: list[str]) -> list[str]:
         result: list[str] = []
         for line in lines:
-            line = line.replace("REPOSITORY_URL", self.repo or "REPOSITORY_URL")
+            line = line.replace("REPOSITORY_URL", self.md.repo or "REPOSITORY_URL")
             found = re.match(r"( *)@(\w+)(?=\s|$)(.*)", line)
             if not found or (found[2] not in FORMS and "/" not in found[3]):
                 result.append(line)
@@ -99,19 +92,20 @@ class CodeAlong(Preprocessor):
                 result += self.replace(found[1], found[2], found[3])
             # OSError: a table or a figure is not there; ValueError: a quote is not closed
             except (SiteError, OSError, ValueError) as error:
-                raise SiteError(f"{line.strip()}\n    {error}") from None
+                usage = f"@{found[2]} {FORMS.get(found[2], '')}"
+                raise SiteError(f"{line.strip()}\n    {error}\n    {usage}") from None
         return result
 
     def replace(self, indent: str, form: str, rest: str) -> list[str]:
         if form not in FORMS:
             raise SiteError(f"there is no @{form}: use {', '.join('@' + f for f in FORMS)}")
-        made = getattr(self, form)(*parse(form, rest))
+        made = getattr(self, form)(*parse(rest))
         if isinstance(made, list):  # of Markdown
             return made
         return ["", indent + self.md.htmlStash.store(made), ""]
 
     def link(self, path: str, part: range | None = None) -> str:
-        return link(self.md, self.repo, path, part)
+        return link(self.md, path, part)
 
     def shown(self, source: Source) -> Source:
         """With its comments in the language of the page."""
@@ -123,7 +117,8 @@ class CodeAlong(Preprocessor):
         return self.listing(source, source.part(selector, texts), options, MOST_LINES)
 
     def file(self, words: list[str], options: Options) -> str:
-        source = read(words[0])
+        (path,) = words
+        source = read(path)
         part = range(1, len(source.lines) + 1)
         return self.listing(source, part, options, MOST_FILE_LINES)
 
@@ -215,17 +210,14 @@ class RepositoryLinks(Treeprocessor):
 
     HOST = "https://repository/"  # no checker of links looks for it among the pages
 
-    def __init__(self, md: Markdown, repo: str) -> None:
-        super().__init__(md)
-        self.repo = repo
-
     def run(self, root: etree.Element) -> None:
         for a in root.iter("a"):
-            path = a.get("href", "").removeprefix(self.HOST)
-            if path != a.get("href", ""):
+            href = a.get("href", "")
+            if href.startswith(self.HOST):
+                path = href.removeprefix(self.HOST)
                 if not (ROOT / path).is_file():
-                    raise SiteError(f"{self.HOST}{path}: there is no such file")
-                a.set("href", link(self.md, self.repo, path))
+                    raise SiteError(f"{href}: there is no such file")
+                a.set("href", link(self.md, path))
 
 
 class ShortCode(Treeprocessor):
@@ -278,12 +270,12 @@ class CodeAlongExtension(Extension):
         super().__init__(**settings)
 
     def extendMarkdown(self, md: Markdown) -> None:
+        md.repo = (self.getConfig("repo") or "").rstrip("/")
         # Below 30, where line ends are normalised, which would tear our placeholders; above 25,
         # where the fences of pymdownx are taken out.
-        repo = (self.getConfig("repo") or "").rstrip("/")
-        md.preprocessors.register(CodeAlong(md, repo), "codealong", 27)
+        md.preprocessors.register(CodeAlong(md), "codealong", 27)
         # Below 0, MkDocs' own, which would look for these files among the pages.
-        md.treeprocessors.register(RepositoryLinks(md, repo), "repository_links", -1)
+        md.treeprocessors.register(RepositoryLinks(md), "repository_links", -1)
         md.treeprocessors.register(ShortCode(md), "short_code", 15)  # below 20, inline patterns
         WalkExtension().extendMarkdown(md)
 

@@ -39,8 +39,7 @@ def chromium() -> str | None:
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         # No sandbox: tests run as root in containers, and only see pages that we made.
-        options = {"executable_path": chromium(), "args": ["--no-sandbox"]}
-        started = playwright.chromium.launch(**options)
+        started = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         try:
             yield started
         finally:

@@ -84,18 +84,14 @@ class Source:
         return found
 
     def definitions(self) -> dict[str, ast.AST]:
-        """Every function and class by its dotted name."""
+        """The top-level functions and classes, and by dotted names those right inside of them."""
         found: dict[str, ast.AST] = {}
-
-        def visit(node: ast.AST, prefix: str) -> None:
-            for child in ast.iter_child_nodes(node):
-                inner = prefix
-                if isinstance(child, DEFINITIONS):
-                    found[prefix + child.name] = child
-                    inner = f"{prefix}{child.name}."
-                visit(child, inner)
-
-        visit(self.tree, "")
+        for node in self.tree.body:
+            if isinstance(node, DEFINITIONS):
+                found[node.name] = node
+                for inner in node.body:
+                    if isinstance(inner, DEFINITIONS):
+                        found[f"{node.name}.{inner.name}"] = inner
         return found
 
     def first_line(self, node: ast.AST) -> int:
@@ -180,7 +176,7 @@ class Source:
                 begin, _ = lines(first)
                 _, end = lines(last)
             case _:
-                raise SiteError('write ["text" [.. "text"]] after the name')
+                raise SiteError("these texts are in none of its forms")
         if begin > end:
             raise SiteError(f"{self.path}: line {begin} to {end} is the wrong way round")
         return range(begin, end + 1)

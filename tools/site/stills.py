@@ -43,9 +43,8 @@ def main() -> None:
     with browser() as started:
         page = started.new_page()
         load(page)
-        drawn = stills(page)
-    for name, html in drawn.items():
-        (FOLDER / name).write_text(html, encoding="utf-8")
+        for name, html in stills(page).items():
+            (FOLDER / name).write_text(html, encoding="utf-8")
 
 
 if __name__ == "__main__":
