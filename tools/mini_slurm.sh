@@ -37,7 +37,6 @@ while [ $# -gt 0 ]; do
     case $1 in
         --dir) [ $# -gt 1 ] || wrong "--dir needs a folder"; dir=$2; shift ;;
         --netns) netns=yes ;;
-        -h | --help) usage; exit ;;
         n1 | n2) node=$1 ;;
         --) shift; argv=("$@"); break ;;
         *) wrong "what is $1?" ;;

@@ -26,9 +26,7 @@ MARKERS_UP_TO = 40
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Draw the loss and the accuracy of one or more runs into one PNG."
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a chapter's --output-dir")
     out = "a new file; needed for several runs (one run: RUN/curve.png, replaced each time)"
     parser.add_argument("--out", metavar="FILE.png", type=Path, help=out)

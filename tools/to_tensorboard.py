@@ -42,13 +42,10 @@ def convert(path: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description="Write the log of a run as TensorBoard event files, to RUN/tensorboard."
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", metavar="RUN", help="a chapter's --output-dir")
-    args = parser.parse_args(argv)
     try:
-        convert(args.run)
+        convert(parser.parse_args(argv).run)
     except RunLogError as error:
         raise SystemExit(str(error)) from error
 

@@ -255,7 +255,6 @@ def describe(args: argparse.Namespace, argv: list[str]) -> dict:
 def parse_args(argv: list[str]) -> argparse.Namespace:
     gpus = torch.cuda.device_count()
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [parts] [options]  (--help lists them)",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

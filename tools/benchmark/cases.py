@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from processes import ROOT, end_on_signals, run_timed
@@ -27,7 +28,6 @@ RESULTS = ROOT / "docs/assets/results/cases"
 DOCTOR = [sys.executable, ROOT / "tools/doctor"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TORCHRUN += ["--standalone", "--nproc-per-node", "2"]
-KNOWN_NOTES = {"learning_rate"}  # said of mended programs too
 BRANCHES = re.compile(r"^( *)if MENDED:\n((?:\1 .*\n|\n)+)(?:\1else:\n((?:\1 .*\n|\n)+))?", re.M)
 
 
@@ -165,7 +165,6 @@ WORDS = {
         "both": "crashes, mended too",
         "rules": "{broken} of {rules} rules broken",
         "failed": "does not run",
-        "unmeasured": "not run",
     },
     "zh": {
         "head": "案例 | 单独运行 | DETAIL | traincheck | doctor",
@@ -174,7 +173,6 @@ WORDS = {
         "both": "崩溃，改好的也一样",
         "rules": "{rules} 条规则中违反 {broken} 条",
         "failed": "跑不起来",
-        "unmeasured": "没有运行",
     },
 }
 
@@ -194,12 +192,11 @@ def table(cases: dict[str, dict], language: str) -> str:
 
     lines = [f"| {words['head']} |", "| --- | --- | --- | --- | --- |"]
     for name, row in cases.items():
-        rules = row.get("traincheck", {"failed": None})
-        if "failed" in rules:
-            rules_said = words["failed"] if rules["failed"] else words["unmeasured"]
-        else:
+        rules = row["traincheck"]
+        rules_said = words["failed"]
+        if "failed" not in rules:
             rules_said = words["rules"].format(**rules) if rules["broken"] else words["nothing"]
-        notes = KNOWN_NOTES - {read_case(CASES / f"{name}.py").finding}
+        notes = {"learning_rate"} - {read_case(CASES / f"{name}.py").finding}  # of both ways
         found = [f"`{one['id']}`" for one in row["doctor"]["faulty"] if one["id"] not in notes]
         said = [by_level(row, "off"), by_level(row, "detail"), rules_said]
         said.append(", ".join(dict.fromkeys(found)) or words["nothing"])
@@ -208,14 +205,11 @@ def table(cases: dict[str, dict], language: str) -> str:
 
 
 def versions(tools: Path | None) -> dict[str, str]:
-    def of(python: str | Path, *packages: str) -> list[str]:
-        code = f"from importlib.metadata import version\nfor p in {packages}: print(version(p))"
-        result = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-        return result.stdout.split()
-
-    found = {"torch": of(sys.executable, "torch")[0]}
+    found = {"torch": version("torch")}
     if tools:
-        found["traincheck"], found["torch under it"] = of(tools / "python", "traincheck", "torch")
+        code = "from importlib.metadata import version as v; print(v('traincheck'), v('torch'))"
+        said = subprocess.check_output([tools / "python", "-c", code], text=True)
+        found["traincheck"], found["torch under it"] = said.split()
     return found
 
 

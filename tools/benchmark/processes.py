@@ -67,11 +67,9 @@ def why_failed(statuses: list[int], log: Path) -> str | None:
     bad = [status for status in statuses if status]
     if not bad:
         return None
-    text = log.read_text(errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = log.read_text(errors="replace").strip().split("\n")
     errors = [line for line in lines if "error" in line.lower()]
-    told = (errors or lines[::-1] or ["silent"])[0]
-    return f"status {bad[0]}: {told[:200]}"
+    return f"status {bad[0]}: {(errors or lines[-1:])[0].strip()[:200]}"
 
 
 def run_timed(commands: list[list], environment: dict[str, str], timeout: float, log: Path) -> dict:

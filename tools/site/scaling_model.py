@@ -1,19 +1,19 @@
 """What data parallel training of ResNet-50 costs on 1 to 1024 GPUs, on paper: nothing is measured.
 
-    python tools/site/scaling_model.py                            # tables and plots of the site
+    python tools/site/scaling_model.py                            # the tables of the site
     python tools/site/scaling_model.py --images-per-second 900    # tables for another GPU, printed
 
-Without options it writes scaling.{zh,en}.md and .svg in docs/assets (the plots by matplotlib) and
-scaling-models.json (by torchvision); with any of them it prints the tables for these assumptions
-and writes nothing. The page docs/en/scaling.md says where the numbers come from and what the model
-leaves out; docs/assets/javascripts/figures/overlap.js has the same formulas.
+Without options it writes scaling.{zh,en}.md in docs/assets and scaling-models.json (by
+torchvision); with any of them it prints the tables for these assumptions and writes nothing. The
+page docs/en/scaling.md says where the numbers come from and what the model leaves out;
+docs/assets/javascripts/figures/overlap.js has the same formulas. The page's two pictures,
+docs/assets/images/scaling.*.svg, are plain files: draw them anew where the tables change.
 """
 
 import argparse
 import json
 import math
 import sys
-import warnings
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -150,7 +150,7 @@ def count(name: str) -> dict:
     return {"operations": total // 2, "gradients": gradients}  # a product and its sum are one
 
 
-# ----------------------------------------------------------------------------------- tables, plots
+# ------------------------------------------------------------------------------------------ tables
 
 WORDS = {
     "gpus": {"en": "GPUs", "zh": "显卡数"},
@@ -158,12 +158,6 @@ WORDS = {
     "tree": {"en": "tree", "zh": "树"},
     "half": {"en": ", bf16 gradients", "zh": "，bf16 梯度"},
     "local": {"en": "images a GPU", "zh": "每卡图片"},
-    "weak": {"en": "weak scaling: {} images a GPU", "zh": "弱扩展：每卡 {} 张图片"},
-    "strong": {"en": "strong scaling: {} images in all", "zh": "强扩展：共 {} 张图片"},
-    "efficiency": {"en": "efficiency", "zh": "扩展效率"},
-    "speedup": {"en": "times faster than one GPU", "zh": "是单卡的多少倍"},
-    "ideal": {"en": "ideal", "zh": "理想"},
-    "imagined": {"en": "NVLink (beyond 8: imagined)", "zh": "NVLink（8 卡以上为假想）"},
 }
 CURVES = (("NVLink", 1), ("InfiniBand", 1), ("10 GbE", 1), ("10 GbE", 2))
 
@@ -198,49 +192,6 @@ def tables(language: str, assume: Assumptions) -> str:
     return "\n".join(f"<!-- {name} -->\n\n{text}" for name, text in parts.items())
 
 
-def plot(language: str, assume: Assumptions, path: Path) -> None:
-    """Both kinds of scaling as SVG: no background, text that is grey and stays text."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    words = {key: text[language] for key, text in WORDS.items()}
-    grey, colours = "#808080", ("#2f9e6e", "#3f8fd2", "#d2603f", "#b08a2e")
-    style = {"svg.fonttype": "none", "svg.hashsalt": "scaling", "font.family": "sans-serif"}
-    style |= {name: grey for name in ("text.color", "axes.labelcolor", "axes.edgecolor")}
-    style |= {"xtick.color": grey, "ytick.color": grey, "axes.titlesize": 12, "font.size": 11}
-    with plt.rc_context(style), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # matplotlib's own font has no Chinese; the browser's has
-        figure, (upper, lower) = plt.subplots(2, 1, figsize=(6.4, 7.6))  # phones are narrow
-        for (name, c), colour in zip(CURVES, colours, strict=True):
-            net, label = NETWORKS[name], name + words["half"] * (c == 2)
-            weak = [efficiency(n, assume.local_batch, net, assume, c) for n in GPUS]
-            strong = [speedup(n, net, assume, c) for n in GPUS]
-            real = GPUS.index(8) + 1 if name == "NVLink" else len(GPUS)
-            label = words["imagined"] if name == "NVLink" else label
-            line = {"color": colour, "lw": 4 if name == "NVLink" else 1.5}  # others lie upon it
-            for axes, values in ((upper, weak), (lower, strong)):
-                axes.plot(GPUS[:real], values[:real], marker="o", ms=3, label=label, **line)
-                axes.plot(GPUS[real - 1 :], values[real - 1 :], ls=":", **line)
-        lower.plot(GPUS, GPUS, color=grey, lw=0.8, ls="--", label=words["ideal"])
-        upper.set(title=words["weak"].format(assume.local_batch), ylabel=words["efficiency"])
-        upper.set_ylim(0, 1.05)
-        lower.set(title=words["strong"].format(assume.global_batch), ylabel=words["speedup"])
-        lower.set_yscale("log", base=2)
-        lower.set_yticks(GPUS, [str(n) for n in GPUS])
-        for axes in (upper, lower):
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(GPUS, [str(n) for n in GPUS])
-            axes.set_xlabel(words["gpus"])
-            axes.grid(color=grey, alpha=0.25, lw=0.6)
-            axes.spines[["top", "right"]].set_visible(False)
-        lower.legend(frameon=False, fontsize=10)
-        figure.tight_layout()
-        figure.savefig(path, transparent=True, metadata={"Date": None})
-        plt.close(figure)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for field in fields(Assumptions):
@@ -256,7 +207,6 @@ def main() -> None:
     for language in ("zh", "en"):
         text = tables(language, assume)
         (ROOT / f"docs/assets/results/scaling.{language}.md").write_text(text, encoding="utf-8")
-        plot(language, assume, ROOT / f"docs/assets/images/scaling.{language}.svg")
 
 
 if __name__ == "__main__":

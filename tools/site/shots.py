@@ -10,8 +10,6 @@ from shutil import which
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-WIDTHS = (390, 1024, 1440)  # phone, tablet and laptop
-
 
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
