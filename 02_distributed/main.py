@@ -501,7 +501,7 @@ def log_start(log: RunLog, settings: dict, saved: dict, loader: DataLoader) -> N
         text += f", changed from {dict(saved.items() - settings.items())}"
     log.write("start", text, **facts, args=settings)
     if settings.get("bf16") and not has_bf16:
-        log.write("warning", "--bf16 is emulated here, slowly: use fp16 of 04 on GPUs")
+        log.write("warning", "--bf16 is emulated here: drop it; 04 has fp16 for GPUs")
 
 
 def run(args: Namespace, checkpoint: dict) -> None:
