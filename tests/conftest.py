@@ -26,9 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A chapter whose library is not here is skipped, in every table of chapters. Groups that stay
-    on one worker come first: begun last, they would keep the others waiting."""
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    """A chapter whose library is not here is skipped, in every table of chapters."""
     if importlib.util.find_spec("horovod") is None:
         needs = pytest.mark.skip(reason="needs Horovod: PYTHON=python bash 05_horovod/install.sh")
         for item in items:
