@@ -46,8 +46,9 @@ def test_compression_rounds_and_no_more(crew: Crew, tmp_path: Path) -> None:
 def threads_of_rank(chapter: str) -> int:
     """In a crew member: with how many threads it computes on a machine with six cores."""
     module = load_chapter(chapter)
-    del os.environ["OMP_NUM_THREADS"]
-    with mock.patch("os.sched_getaffinity", return_value=set(range(6))):
+    cores = mock.patch("os.sched_getaffinity", return_value=set(range(6)))
+    with mock.patch.dict(os.environ), cores:
+        del os.environ["OMP_NUM_THREADS"]
         module.setup_distributed(module.build_parser().parse_args(["--synthetic"]))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
