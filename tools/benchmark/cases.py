@@ -192,8 +192,8 @@ def table(cases: dict[str, dict], language: str) -> str:
 
     lines = [f"| {words['head']} |", "| --- | --- | --- | --- | --- |"]
     for name, row in cases.items():
-        rules = row["traincheck"]
-        rules_said = words["failed"]
+        rules = row.get("traincheck", {"failed": None})
+        rules_said = words["failed"] if "traincheck" in row else "-"
         if "failed" not in rules:
             rules_said = words["rules"].format(**rules) if rules["broken"] else words["nothing"]
         notes = {"learning_rate"} - {read_case(CASES / f"{name}.py").finding}  # of both ways
