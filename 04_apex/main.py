@@ -30,12 +30,16 @@ import importlib
 import json
 import math
 import os
+import platform
+import random
+import zlib
 from argparse import Namespace
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
-from time import perf_counter, sleep, time
+from time import perf_counter, time
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -43,7 +47,6 @@ import torchvision
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
@@ -53,8 +56,11 @@ from torchvision.transforms import v2
 from tqdm import tqdm
 
 CHAPTER = Path(__file__).resolve().parent.name
-# ImageNet's mean and standard deviation of red, green and blue, 0 to 255.
-PIXELS = 255 * torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
+# What `evaluate` returns under this name decides which epoch is best.pt: the largest.
+METRIC = "acc1"
+# ImageNet's red, green and blue, where white is 1.
+MEAN = [0.485, 0.456, 0.406]
+STD = [0.229, 0.224, 0.225]
 OPT_LEVELS = ["O0", "O1", "O2", "O3"]
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -72,40 +78,56 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    cpus = len(os.sched_getaffinity(0))
+    cpus = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):  # Linux: those that this process may use
+        cpus = len(os.sched_getaffinity(0))
     cpus //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # [dist] ranks share them
     workers = max(1, min(16, cpus))
 
-    add = parser.add_mutually_exclusive_group(required=True).add_argument
-    add("--data", metavar="DIR", help="ImageNet, in train/ and val/")
-    add("--synthetic", type=int, nargs="?", const=1280, help="made-up images")
-    add = parser.add_argument
-    add("--arch", help="None: that of --resume, else resnet50")
-    add("--image-size", type=int, default=224, help="pixels a side")
-    add("--epochs", type=int, default=90, help="passes over the training images")
-    add("--batch-size", type=int, default=256, help="of all ranks together")
-    add("--lr", type=float, default=0.1, help="peak, for 256 images in a batch")
-    add("--warmup-epochs", type=float, help="None: 5, but at most --epochs / 10")
-    add("--weight-decay", type=float, default=1e-4, help="L2 penalty on all weights")
-    add("--label-smoothing", type=float, default=0.0, help="in the training loss")
-    add("--workers", type=int, default=workers, help="per rank, load images")
-    add("--compile", action="store_true", help="torch.compile the model")
-    add("--sync-bn", action="store_true", help="BatchNorm over all ranks, GPUs only")
-    add("--pretrained", action="store_true", help="begin with torchvision's weights")
-    add("--output-dir", default=f"runs/{CHAPTER}", help="for all output")
-    add("--resume", metavar="PATH|auto", help="auto: from --output-dir, if it has one")
-    add("--evaluate", action="store_true", help="do not train")
-    add("--seed", type=int, default=0, help="for weights, order, augmentation")
-    add("--print-freq", type=int, default=20, help="steps between log lines")
-    add("--dist-timeout", type=int, default=600, help="seconds to wait for a rank")
-    add = parser.add_argument_group("of this chapter").add_argument
-    add("--impl", choices=["native", "apex"], default="native", help="whose amp")
-    add("--amp-dtype", choices=AMP_DTYPES, help="of --impl native; None: bf16")
-    add("--clip-grad", type=float, default=0.0, help="bound of their norm; 0: none")
-    add("--loss-scale", type=float, help="native fp16: the first; apex: a fixed one")
-    add("--fused-sgd", action="store_true", help="Apex's FusedSGD")
-    add("--opt-level", choices=OPT_LEVELS, help="of --impl apex; None: O1")
+    images = parser.add_mutually_exclusive_group(required=True)
+    images.add_argument("--data", metavar="DIR", help="ImageNet, in train/ and val/")
+    images.add_argument("--synthetic", type=int, nargs="?", const=1280, help="made-up")
+    parser.add_argument("--arch", default="resnet50", help="a model of torchvision")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels a side")
+    parser.add_argument("--epochs", type=int, default=90, help="passes over the images")
+    parser.add_argument("--batch-size", type=int, default=256, help="of all ranks")
+    parser.add_argument("--lr", type=float, default=0.1, help="peak, for 256 images")
+    parser.add_argument("--warmup-epochs", type=float, help="None: min(5, epochs / 10)")
+    parser.add_argument("--weight-decay", type=float, default=1e-4, help="L2 penalty")
+    parser.add_argument("--label-smoothing", type=float, default=0.0, help="0 to 1")
+    parser.add_argument("--workers", type=int, default=workers, help="per rank")
+    parser.add_argument("--compile", action="store_true", help="by torch.compile")
+    parser.add_argument("--sync-bn", action="store_true", help="on GPUs only")
+    parser.add_argument("--pretrained", action="store_true", help="fetch weights")
+    parser.add_argument("--output-dir", default=f"runs/{CHAPTER}", help="folder")
+    parser.add_argument("--resume", metavar="PATH|auto", help="auto: from --output-dir")
+    parser.add_argument("--evaluate", action="store_true", help="do not train")
+    parser.add_argument("--seed", type=int, default=0, help="of weights, order, views")
+    parser.add_argument("--print-freq", type=int, default=20, help="steps between rows")
+    parser.add_argument("--dist-timeout", type=int, default=600, help="in seconds")
+    own = parser.add_argument_group("of this chapter")
+    own.add_argument("--impl", choices=["native", "apex"], default="native", help="amp")
+    own.add_argument("--amp-dtype", choices=AMP_DTYPES, help="None: bf16 of native")
+    own.add_argument("--clip-grad", type=float, default=0.0, help="their norm; 0: none")
+    own.add_argument("--loss-scale", type=float, help="fp16: the first; apex: fixed")
+    own.add_argument("--fused-sgd", action="store_true", help="Apex's FusedSGD")
+    own.add_argument("--opt-level", choices=OPT_LEVELS, help="None: O1 of apex")
     return parser
+
+
+def check_flags(args: Namespace, world_size: int) -> None:
+    """Refuse a batch that the ranks cannot share, and the folder of another run."""
+    if args.batch_size % world_size:  # [dist] gradients are averaged over ranks
+        smaller = args.batch_size // world_size * world_size or world_size
+        sizes = f"use {smaller} or {smaller + world_size}"
+        fail(f"--batch-size must be a multiple of {world_size} ranks: {sizes}")
+
+    if args.evaluate or args.resume == "auto":
+        return
+    folder = Path(args.output_dir)
+    for name in ("metrics.jsonl", "checkpoint.pt"):
+        if (folder / name).exists():
+            fail(f"{folder} holds a run: use --resume auto or another --output-dir")
 
 
 # ---- processes ----
@@ -134,95 +156,72 @@ def check_precision(args: Namespace) -> None:
         apex("amp")
 
 
-def pick_device(local_rank: int) -> torch.device:
-    """The GPU of this process, or the CPU on a machine without GPUs."""
-    gpus = torch.cuda.device_count()
-    if gpus == 0:
-        return torch.device("cpu")
-    if not torch.cuda.is_available():  # the driver counts GPUs that CUDA cannot open
+def setup_device(local_rank: int) -> torch.device:
+    """The GPU of this process, made its current one, or the CPU."""
+    if torch.cuda.device_count() and not torch.cuda.is_available():
         fail("torch cannot use the GPUs of this machine: its driver may be too old")
+    if not torch.accelerator.is_available():
+        return torch.device("cpu")
+    kind = torch.accelerator.current_accelerator().type
+    if kind == "mps":
+        return torch.device("cpu")  # no backend connects processes on Apple's GPUs
+
+    gpus = torch.accelerator.device_count()
     if local_rank >= gpus:
         fail(f"more processes than GPUs on this machine: start {gpus}")
-
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)  # [dist] otherwise every rank opens GPU 0 as well
+    torch.accelerator.set_device_index(local_rank)  # [dist] or all ranks open GPU 0
     torch.set_float32_matmul_precision("high")  # TF32, as convolutions have it anyway
-    return device
+    # cuDNN tries which algorithm is fastest: two runs may differ in their last bits.
+    torch.backends.cudnn.benchmark = True
+    return torch.device(kind, local_rank)
 
 
-def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
-    """Join the other processes. Returns rank, world_size and the device."""
-    rank = int(os.environ["RANK"])  # [dist] of this process, across all machines
-    local_rank = int(os.environ["LOCAL_RANK"])  # [dist] on this machine
-    world_size = int(os.environ["WORLD_SIZE"])  # [dist] processes on all machines
-
-    left = args.batch_size % world_size  # [dist] gradients are averaged over ranks
-    if left:
-        low = max(args.batch_size - left, world_size)
-        sizes = f"use {low} or {low + world_size}"
-        fail(f"--batch-size must be a multiple of {world_size} ranks: {sizes}")
-
-    device = pick_device(local_rank)
-    on_gpu = device.type == "cuda"
-    # This waits for all ranks. GPUs communicate by nccl, CPUs by gloo. Given its
-    # device, nccl connects now, and not in the first step of training.
+def setup_distributed(args: Namespace, device: torch.device) -> None:
+    """Join the other ranks. This waits for all of them."""
+    # NVIDIA's GPUs use nccl, CPUs use gloo. Given its device, nccl connects now and not
+    # in the first step of training.
     dist.init_process_group(  # [dist]
-        backend="nccl" if on_gpu else "gloo",
+        backend=dist.get_default_backend_for_device(device),
         timeout=timedelta(seconds=args.dist_timeout),
-        device_id=device if on_gpu else None,
+        device_id=None if device.type == "cpu" else device,
     )
-    return rank, world_size, device
 
 
-def wrap_model(args: Namespace, model: Module) -> Module:
+def wrap_model(args: Namespace, model: nn.Module) -> nn.Module:
     """What training steps call. It shares its weights with `model`."""
     if args.impl == "apex":
         return apex("parallel").DistributedDataParallel(model)  # [dist] not torch's
     if args.sync_bn:
-        nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist] in place
+        # New layers with the same parameters, which the optimizer has already.
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist]
     # Rank 0 gives all ranks its weights now, and BatchNorm statistics in each step.
     # backward() averages the gradients; gradient_as_bucket_view spares a copy of them.
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # [dist]
     return torch.compile(model) if args.compile else model
 
 
-def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """The sum over all ranks, in place. If a rank does not call it, the others wait."""
-    dist.all_reduce(tensor)  # [dist]
-    if tensor.is_cpu:
-        sleep(0.02)  # until gloo has freed it: loader workers forked sooner may hang
-    return tensor
-
-
-def broadcast_buffers(model: Module) -> None:
-    """Give all ranks the BatchNorm statistics of rank 0. DDP does so before each step,
-    but after the last step of an epoch they differ again."""
-    for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)  # [dist]
-    sleep(0.02)  # as in all_reduce_sum
-
-
 def check_same(numbers: list[int], world_size: int, device: torch.device) -> None:
-    """Fail if ranks differ in these numbers, and so in data or checkpoint. Not all of
-    them then find mine * world_size; when one fails, the launcher ends the others."""
-    mine = torch.tensor(numbers, device=device)
-    if not torch.equal(all_reduce_sum(mine.clone()), mine * world_size):  # [dist]
+    """Fail, on all ranks, if these numbers differ, and so their data or checkpoint."""
+    sums = torch.tensor([numbers, [number**2 for number in numbers]], device=device)
+    dist.all_reduce(sums)  # [dist]
+    # (a + b)² = 2 (a² + b²) only if a = b, and so for any number of ranks.
+    if not torch.equal(sums[0] ** 2, world_size * sums[1]):
         fail(f"other ranks have different data or a different checkpoint: {numbers}")
-
-
-def cleanup() -> None:
-    """Disconnect from the other ranks after a good run. One that fails just exits."""
-    sleep(0.1)  # gloo frees its last tensors: until then torch 2.6 hangs below
-    dist.destroy_process_group()  # [dist] without it a process may abort as it ends
 
 
 # ---- data ----
 def load_image(path: str) -> Tensor:
     """The picture as uint8 RGB (3, height, width). Raises ValueError with the path."""
     try:
-        image = decode_image(path, ImageReadMode.RGB)
-    except RuntimeError as error:
-        raise ValueError(f"cannot decode {path}") from error
+        # Not decode_image(path), which maps the file into memory: where a disk fails,
+        # that ends the process by a "Bus error" that names no file.
+        data = bytearray(Path(path).read_bytes())
+        if not data:
+            raise ValueError("the file is empty")
+        data = torch.frombuffer(data, dtype=torch.uint8)
+        image = decode_image(data, ImageReadMode.RGB)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
 
     if image.dtype != torch.uint8 or image.ndim != 3:
         raise ValueError(f"not a single 8-bit image: {path}")
@@ -252,65 +251,104 @@ def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, int]:
         val_set = synthetic_images(range(count, count + max(1, count // 4)), size)
         return train_set, val_set, 10
 
+    root = Path(args.data).expanduser()
+    for split in ["val"] if args.evaluate else ["train", "val"]:
+        if not (root / split).is_dir():
+            fail(f"--data {args.data} has no folder {split}")
+
     train_view = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()])
     val_view = v2.Compose([v2.Resize(size * 8 // 7), v2.CenterCrop(size)])
-    train_set = ImageFolder(f"{args.data}/train", train_view, loader=load_image)
-    val_set = ImageFolder(f"{args.data}/val", val_view, loader=load_image)
+    val_set = ImageFolder(root / "val", val_view, loader=load_image)
+    if args.evaluate:
+        return val_set, val_set, len(val_set.classes)  # without train/
+    train_set = ImageFolder(root / "train", train_view, loader=load_image)
 
-    odd = set(train_set.classes) ^ set(val_set.classes)
+    odd = sorted(set(train_set.classes) ^ set(val_set.classes))
     if odd:
-        fail(f"{args.data}: only one of train/ and val/ has {sorted(odd)[:3]}")
-    return train_set, val_set, len(train_set.classes)
+        fail(f"{root}: only one of train/ and val/ has {odd[:3]!a}")
+    return train_set, val_set, len(val_set.classes)
 
 
 def check_data(args: Namespace, checkpoint: dict, images: int, classes: int) -> None:
     """Refuse data that does not fit the checkpoint, or is less than one batch."""
-    known = checkpoint.get("num_classes", classes)
-    if known != classes:
-        fail(f"--resume {args.resume} has {known} classes, the data {classes}")
+    saved = checkpoint.get("num_classes", classes)
+    if saved != classes:
+        fail(f"--resume {args.resume} has {saved} classes, the data {classes}")
     if images < args.batch_size and not args.evaluate:
         fail(f"--batch-size {args.batch_size} is more than all {images} images")
+
+
+class RandomViews(Dataset):
+    """A training set whose random crops and flips depend on seed, epoch and image: not
+    on the number of ranks and workers, nor on where a run was resumed."""
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # with workers
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        number = zlib.crc32(f"{self.seed} {self.epoch.item()} {index}".encode())
+        python_state = random.getstate()
+        with torch.random.fork_rng(devices=[]):  # dropout's are then as they were
+            torch.default_generator.manual_seed(number)  # torch.manual_seed is slow
+            random.seed(number)
+            item = self.dataset[index]
+        random.setstate(python_state)
+        return item
 
 
 def build_loaders(
     args: Namespace, train_set: Dataset, val_set: Dataset, rank: int, world_size: int
 ) -> tuple[DataLoader, DataLoader]:
-    """Batches of this rank's share of both sets."""
+    """Batches of this rank's share of both sets. Loader workers start here."""
+    seed = args.seed * 1_000_003  # far from that of the next --seed, in all epochs
     options = {
         "batch_size": args.batch_size // world_size,  # [dist] --batch-size is global
         "num_workers": args.workers,
-        "pin_memory": torch.cuda.is_available(),
-        # Forked workers start fast, without importing torch again. Each epoch forks new
-        # ones (no persistent_workers), whose random numbers begin from its seed.
+        "persistent_workers": args.workers > 0,
         "multiprocessing_context": "fork" if args.workers else None,
+        # For data sets that draw by numpy: other numbers on each rank.
+        "generator": torch.Generator().manual_seed(seed + rank),  # [dist]
     }
 
     # All ranks shuffle alike and take every world_size-th image: in a step, together
     # the next batch_size. drop_last makes shares, and so numbers of steps, equal.
     sampler = DistributedSampler(  # [dist]
-        train_set, world_size, rank, seed=args.seed, drop_last=True
+        train_set, world_size, rank, seed=seed, drop_last=True
     )
-    train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
-    # A DistributedSampler repeats or drops images; these ranges take each once.
-    share = range(rank, len(val_set), world_size)  # [dist]
-    return train_loader, DataLoader(val_set, sampler=share, **options)
+    train_loader = DataLoader(
+        RandomViews(train_set, args.seed),
+        sampler=sampler,
+        drop_last=True,
+        pin_memory=torch.accelerator.is_available(),
+        **options,
+    )
+    share: list[int] = []
+    val_loader = DataLoader(val_set, sampler=share, **options)
 
+    # This forks the workers, which live for the whole run. It comes before the process
+    # group, whose threads may hold locks that a fork copies as locked. Pinning takes a
+    # thread as well, so only the loader that starts last does it.
+    iter(val_loader)
+    if not args.evaluate:
+        iter(train_loader)
 
-# ---- model ----
-def build_model(arch: str, num_classes: int, pretrained: bool) -> Module:
-    """From images (N, 3, H, W) to logits (N, num_classes). Replace it by your model."""
-    model = torchvision.models.get_model(arch, num_classes=num_classes)
-    if pretrained:
-        weights = torchvision.models.get_model(arch, weights="DEFAULT").state_dict()
-        for name, own in model.state_dict().items():
-            if own.shape == weights[name].shape:
-                own.copy_(weights[name])
-            else:
-                print(f"--pretrained {arch}: {name} keeps random weights")
-    return model
+    # Not before: they would load batches now and hold them until the first evaluation.
+    # A DistributedSampler repeats or drops images; these ranks take each once.
+    share += range(rank, len(val_set), world_size)  # [dist]
+    return train_loader, val_loader
 
 
 # ---- precision ----
+def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Those of all its groups, numbered as in its state_dict."""
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+
 class Native:
     """torch.amp: autocast, and for fp16 a GradScaler, without which small gradients
     become zero. bf16 has the range of float32 and needs none."""
@@ -318,9 +356,8 @@ class Native:
     def __init__(self, args: Namespace, device: torch.device) -> None:
         self.device = device.type
         self.dtype = AMP_DTYPES[args.amp_dtype or "bf16"]
-        first = args.loss_scale or 2.0**16
-
         fp16 = self.dtype == torch.float16
+        first = args.loss_scale or 2.0**16
         self.scaler = GradScaler(self.device, init_scale=first, enabled=fp16)
 
     def autocast(self) -> contextlib.AbstractContextManager:
@@ -333,8 +370,7 @@ class Native:
         self.scaler.scale(loss).backward()  # [dist] averages the gradients as it goes
         if clip_grad > 0:
             self.scaler.unscale_(optimizer)  # the bound is for gradients without scale
-            weights = optimizer.param_groups[0]["params"]
-            nn.utils.clip_grad_norm_(weights, clip_grad)
+            nn.utils.clip_grad_norm_(parameters_of(optimizer), clip_grad)
 
         self.scaler.step(optimizer)  # all ranks skip it, or none: gradients are equal
         self.scaler.update()
@@ -360,7 +396,7 @@ class Apex:
     """apex.amp: O1 patches torch's functions, O2 and O3 make the weights fp16, O0 does
     nothing. The loss scale is dynamic with O1 and O2, unless --loss-scale is given."""
 
-    def __init__(self, args: Namespace, model: Module, optimizer: Optimizer) -> None:
+    def __init__(self, args: Namespace, model: nn.Module, optimizer: Optimizer) -> None:
         self.amp = apex("amp")
         level = args.opt_level or "O1"
         self.dynamic = level in ("O1", "O2") and not args.loss_scale
@@ -400,79 +436,69 @@ class Apex:
         return self.amp.state_dict()["loss_scaler0"]["loss_scale"]
 
 
-def load_momentum(optimizer: Optimizer, model: Module, checkpoint: dict) -> None:
-    """Give each weight its momentum: in float32 as in the checkpoint, and in the memory
-    layout of the weight, because fused kernels misread any other. Without a checkpoint
-    zeros: after a first step that was skipped fused SGD would have garbage there."""
+def load_state(optimizer: Optimizer, checkpoint: dict) -> None:
+    """Give the optimizer what it kept of each weight: in float32 as in the checkpoint,
+    and in the memory layout of the weight, because fused kernels misread any other."""
     saved = checkpoint.get("optimizer", {"state": {}})["state"]
 
-    for number, weight in enumerate(model.parameters()):
-        dtype = torch.promote_types(weight.dtype, torch.float32)  # O2 has fp16 weights
-        momentum = torch.zeros_like(weight, dtype=dtype)
-        if number in saved:
-            momentum.copy_(saved[number]["momentum_buffer"])
-        optimizer.state[weight]["momentum_buffer"] = momentum
+    for number, weight in enumerate(parameters_of(optimizer)):
+        kept = saved.get(number, {})
+        if not kept and "momentum" in optimizer.defaults:
+            # Otherwise fused SGD would have garbage there after a skipped first step.
+            kept = {"momentum_buffer": torch.zeros_like(weight)}
+        for name, value in kept.items():
+            if isinstance(value, Tensor) and value.shape == weight.shape:
+                # With O2 weights are fp16, what is kept of them is not.
+                dtype = torch.promote_types(weight.dtype, torch.float32)
+                value = torch.empty_like(weight, dtype=dtype).copy_(value)
+            optimizer.state[weight][name] = value
 
 
-def build_optimizer(
-    args: Namespace, model: Module, checkpoint: dict, device: torch.device
-) -> tuple[Optimizer, Native | Apex]:
-    """Move the model to its device, make its optimizer and the precision of its steps,
-    all as in the checkpoint."""
-    if checkpoint:
-        model.load_state_dict(checkpoint["model"])
-
-    if args.impl == "apex":
-        model.to(device)  # not channels_last: Apex's DDP would mix up its gradients
-    else:
-        model.to(device, memory_format=torch.channels_last)
-    if args.impl == "apex" and args.sync_bn:
-        apex("parallel").convert_syncbn_model(model)  # [dist] makes new weights
-
-    settings = {"lr": args.lr, "momentum": 0.9, "weight_decay": args.weight_decay}
-    if args.fused_sgd:
-        optimizer = apex("optimizers").FusedSGD(model.parameters(), **settings)
-    else:
-        # fused: its kernel asks the GradScaler on the GPU whether to skip the step. The
-        # host would wait for the answer. Apex puts a step of its own in its place.
-        fused = args.impl == "native"
-        optimizer = SGD(model.parameters(), fused=fused, **settings)
-
-    if args.impl == "apex":
-        precision = Apex(args, model, optimizer)
-    else:
-        precision = Native(args, device)
-    precision.load(checkpoint)
-    load_momentum(optimizer, model, checkpoint)
-    return optimizer, precision
+# ---- model ----
+def build_model(args: Namespace, num_classes: int, pretrained: bool) -> nn.Module:
+    """From images (N, 3, H, W) to logits (N, num_classes). Replace it by your model."""
+    get_model = torchvision.models.get_model
+    model = get_model(args.arch, num_classes=num_classes)
+    if pretrained:
+        weights = get_model(args.arch, weights="DEFAULT").state_dict()
+        for name, own in model.state_dict().items():
+            if own.shape == weights[name].shape:
+                own.copy_(weights[name])
+            else:
+                print(f"--pretrained {args.arch}: {name} keeps random weights")
+    return model
 
 
-def learning_rate(args: Namespace, epochs: float) -> float:
-    """The rate after so many epochs: 2.5 is the middle of the third one. It grows with
-    the batch and warms up linearly (Goyal et al. 2017, arXiv:1706.02677), then falls
-    along a cosine (Loshchilov & Hutter 2017, arXiv:1608.03983)."""
+def build_optimizer(args: Namespace, model: nn.Module) -> Optimizer:
+    """Replace it by yours: each group of parameters may have a rate of its own."""
+    # A larger batch takes larger steps (Goyal et al. 2017, arXiv:1706.02677). This is a
+    # rule for SGD, not for Adam.
     peak = args.lr * args.batch_size / 256
+    settings = {"lr": peak, "momentum": 0.9, "weight_decay": args.weight_decay}
+    if args.fused_sgd:
+        return apex("optimizers").FusedSGD(model.parameters(), **settings)
+
+    # fused: its kernel asks the GradScaler, on the GPU, whether to skip the step: the
+    # host need not wait for the answer. Apex puts a step of its own in its place.
+    fused = args.impl == "native"
+    return SGD(model.parameters(), fused=fused, **settings)
+
+
+def lr_factor(args: Namespace, epochs: float) -> float:
+    """What each rate is multiplied by after so many epochs (2.5: in the middle of the
+    third one). It warms up linearly (Goyal et al. 2017), then falls along a cosine
+    (Loshchilov & Hutter 2017, arXiv:1608.03983)."""
     warmup = args.warmup_epochs
     if warmup is None:
         warmup = min(5, args.epochs / 10)
 
     if epochs < warmup:
-        return peak * epochs / warmup
+        return epochs / warmup
     progress = (epochs - warmup) / (args.epochs - warmup)
-    return peak * (1 + math.cos(math.pi * progress)) / 2
+    return (1 + math.cos(math.pi * progress)) / 2
 
 
 # ---- checkpoint ----
-def check_output_dir(args: Namespace) -> None:
-    """Refuse to train into the folder of another run."""
-    folder = Path(args.output_dir)
-    if args.evaluate or args.resume == "auto":
-        return
-    for name in ("metrics.jsonl", "checkpoint.pt"):
-        if (folder / name).exists():
-            fail(f"{folder} holds a run: use --resume auto or another --output-dir")
-
-
 def load_checkpoint(args: Namespace) -> dict:
     """What --resume names, on the CPU; {} to begin anew."""
     path = Path(args.output_dir, "checkpoint.pt")
@@ -486,13 +512,13 @@ def load_checkpoint(args: Namespace) -> dict:
     # Without these two arguments every rank loads onto GPU 0, and a file can run code.
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        arch = checkpoint["args"]["arch"]
+        arch = checkpoint["args"].get("arch")
     except Exception as error:
-        fail(f"--resume {path} is not a checkpoint of these chapters: {error!r:.40}")
-    if args.arch not in (None, arch):
-        fail(f"--resume {path} is a {arch}: drop --arch {args.arch}")
-    if checkpoint["step_in_epoch"] and not args.evaluate:
-        fail(f"--resume {path} stopped inside an epoch: resume it by 06_slurm")
+        fail(f"--resume {path} is not a checkpoint that can be loaded: {error!r}")
+    if arch != vars(args).get("arch"):
+        fail(f"--resume {path} is a {arch}: type --arch {arch}")
+    if checkpoint.get("step_in_epoch") and not args.evaluate:
+        fail(f"--resume {path} was saved inside an epoch: resume it where it was saved")
     return checkpoint
 
 
@@ -504,75 +530,74 @@ def save_checkpoint(folder: Path, state: dict, is_best: bool) -> None:
         with temporary.open("wb") as file:
             torch.save(state, file)
             file.flush()
-            os.fsync(file.fileno())  # before the renaming, in case power fails
+            os.fsync(file.fileno())  # or a power cut could leave the name without bytes
         temporary.replace(folder / name)
 
 
 # ---- log ----
-class RunLog:
-    """Where the run stands. Rank 0 writes it to a file, and prints it."""
+def log(args: Namespace, rank: int, event: str, fields: dict) -> None:
+    """Rank 0 appends a row to metrics.jsonl, and prints it."""
+    if rank != 0:  # [dist] local_rank is 0 once per machine
+        return
+    folder = Path(args.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "evaluate.jsonl" if args.evaluate else "metrics.jsonl"
+    with (folder / name).open("a") as file:
+        row = {"event": event, "time": time(), **fields}
+        file.write(json.dumps(row) + "\n")
 
-    def __init__(self, args: Namespace, rank: int, checkpoint: dict) -> None:
-        self.epoch = checkpoint.get("epoch", 0)  # from 0
-        self.step = checkpoint.get("global_step", 0)  # steps done, in all epochs
-        self.best_acc1 = checkpoint.get("best_acc1", -1.0)  # percent
-        self.folder = Path(args.output_dir)
-        self.name = "evaluate.jsonl" if args.evaluate else "metrics.jsonl"
-        self.place = "checkpoint"  # what the printed lines begin with
-        self.silent = rank != 0  # [dist] local_rank is 0 once per machine
-        self.no_bar = True if self.silent else None  # None: a bar in a terminal only
-
-    def write(self, event: str, text: str, **fields: object) -> None:
-        """Append an event with all its fields to the file, and print the text."""
-        if self.silent:
-            return
-
-        self.folder.mkdir(parents=True, exist_ok=True)
-        row = {"event": event, "time": time(), "epoch": self.epoch}
-        row.update(step=self.step, **fields)
-        with (self.folder / self.name).open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        tqdm.write(text)
-
-    def check_loss(self, loss: float) -> None:
-        """End the run if the loss, a sum over all ranks, is infinite or nan."""
-        if not math.isfinite(loss):
-            fail(f"the loss is {loss} at step {self.step}: lower --lr, --resume auto")
+    words = [event]
+    for name, value in fields.items():
+        text = f"{value:.4g}" if isinstance(value, float) else value
+        if name != "args":  # which are long
+            words.append(f"{name} {text}")
+    tqdm.write("  ".join(words))
 
 
 # ---- training ----
+@cache
+def mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of the bytes of an image, (3, 1, 1) each. They are copied to the device once."""
+    mean = 255 * torch.tensor(MEAN, device=device).view(3, 1, 1)
+    std = 255 * torch.tensor(STD, device=device).view(3, 1, 1)
+    return mean, std
+
+
 def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple:
-    """uint8 images (N, 3, H, W) as normalised float32, channels_last; targets (N,)."""
+    """uint8 images (N, 3, H, W) as normalised float32, channels_last; targets as is."""
     # Images are bytes until here: a quarter of what floats would take on their way.
     images = images.to(device, non_blocking=True)
     images = images.float(memory_format=torch.channels_last)
-    mean, std = PIXELS.to(device, non_blocking=True).view(2, 3, 1, 1)
+    mean, std = mean_and_std(device)
     return images.sub_(mean).div_(std), targets.to(device, non_blocking=True)
 
 
 def train_one_epoch(
     args: Namespace,
-    model: Module,
+    model: nn.Module,
     loader: DataLoader,
     optimizer: Optimizer,
     precision: Native | Apex,
-    log: RunLog,
+    rank: int,
+    epoch: int,
+    first_step: int,
 ) -> None:
     """Train on this rank's share of the images. No ordinary step waits for the device:
     loss and hits add up there. (With --sync-bn torch waits, in every BatchNorm.)"""
     device = next(model.parameters()).device
     criterion = nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
-    totals = torch.zeros(3, dtype=torch.float64, device=device)  # loss, hits, images
-    data_wait = 0.0
-    start = asked = perf_counter()
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # since the last row
+    loss_sum, hits, count = sums  # each is a view: what is added to it is in sums
+    start = perf_counter()
 
     model.train()
-    bar = tqdm(loader, log.place, leave=False, disable=log.no_bar)
+    bar = tqdm(loader, f"epoch {epoch}", leave=False, disable=rank > 0 or None)
     for step, (images, targets) in enumerate(bar, start=1):
-        data_wait += perf_counter() - asked
         images, targets = to_device(images, targets, device)
-        lr = learning_rate(args, log.epoch + (step - 0.5) / len(loader))
-        optimizer.param_groups[0]["lr"] = lr
+        factor = lr_factor(args, epoch + (step - 0.5) / len(loader))
+        for group in optimizer.param_groups:
+            peak = group.setdefault("initial_lr", group["lr"])  # of build_optimizer
+            group["lr"] = peak * factor
 
         with precision.autocast():
             logits = model(images)
@@ -580,165 +605,184 @@ def train_one_epoch(
 
         optimizer.zero_grad()
         precision.step(loss, optimizer, args.clip_grad)  # [dist] averages the gradients
-        log.step += 1
 
-        totals[0] += loss.detach().double() * len(targets)  # O1 adds no mixed types
-        totals[1] += (logits.detach().argmax(1) == targets).sum()
-        totals[2] += len(targets)
+        loss_sum += loss.detach().double() * len(targets)  # O1 adds no mixed types
+        hits += (logits.detach().argmax(1) == targets).sum()
+        count += len(targets)
+
         if step % args.print_freq == 0 or step in (1, len(loader)):
             # Not in every step, because this waits for the device and for all ranks.
-            loss_sum, hits, count = all_reduce_sum(totals).tolist()  # [dist]
-            log.check_loss(loss_sum)
+            dist.all_reduce(sums)  # [dist]
+            all_loss, all_hits, all_count = sums.tolist()
+            if not math.isfinite(all_loss):  # on all ranks: it is the same
+                at = f"{all_loss} at step {first_step + step}"
+                fail(f"the loss is {at}: lower --lr, --resume auto")
             seconds = perf_counter() - start
             row = {
-                "loss": loss_sum / count,
-                "acc1": 100 * hits / count,
-                "lr": lr,
-                "seconds": seconds,
-                "images_per_second": count / seconds,
-                "data_wait": data_wait / seconds,
-                "max_memory": torch.cuda.max_memory_allocated() >> 20,  # MiB, rank 0
+                "epoch": epoch,
+                "step": first_step + step,
+                "loss": all_loss / all_count,
+                "acc1": 100 * all_hits / all_count,
+                "lr": optimizer.param_groups[0]["lr"],
                 "loss_scale": precision.loss_scale(),
+                "seconds": seconds,
+                "images_per_second": all_count / seconds,
+                "max_memory": torch.cuda.max_memory_allocated() >> 20,  # MiB, rank 0
             }
-            text = "loss {loss:.3g}  acc1 {acc1:.3g}%  lr {lr:.3g}"
-            text += "  {images_per_second:.0f} images/s  loss scale {loss_scale:g}"
-            text = text.format(**row)
-            log.write("train", f"{log.place}  step {step}/{len(loader)}  {text}", **row)
-            bar.set_postfix_str(text)
-
-            totals.zero_()
-            data_wait = 0.0
+            log(args, rank, "train", row)
+            sums.zero_()
             start = perf_counter()
-        asked = perf_counter()
 
 
 @torch.inference_mode()
 def evaluate(
-    model: Module, loader: DataLoader, precision: Native | Apex, log: RunLog
-) -> float:
-    """Log loss and accuracies on the validation set; returns acc1 in percent. Exact for
-    any number of images and ranks: sums over all of them, divided once."""
-    broadcast_buffers(model)  # [dist] all ranks evaluate the model that rank 0 saves
+    model: nn.Module, loader: DataLoader, precision: Native | Apex, rank: int
+) -> dict:
+    """Loss and accuracies on the validation set, by name, the same on all ranks. Exact
+    for any number of images and ranks: sums over all of them, divided once."""
+    for buffer in model.buffers():  # the BatchNorm statistics of ranks differ
+        dist.broadcast(buffer, src=0)  # [dist] all evaluate the model that rank 0 saves
     device = next(model.parameters()).device
-    totals = torch.zeros(4, dtype=torch.float64, device=device)
+    sums = torch.zeros(4, dtype=torch.float64, device=device)
+    loss_sum, top1, top5, count = sums  # views, as above
 
     model.eval()
-    for images, targets in tqdm(loader, "val", leave=False, disable=log.no_bar):
+    for images, targets in tqdm(loader, "val", leave=False, disable=rank > 0 or None):
         images, targets = to_device(images, targets, device)
         with precision.autocast():
             logits = model(images).double()
         guesses = logits.topk(min(5, logits.shape[1])).indices
         hits = guesses == targets[:, None]
         loss = nn.functional.cross_entropy(logits, targets, reduction="sum")
-        totals[0] += loss.double()
-        totals[1] += hits[:, 0].sum()
-        totals[2] += hits.sum()
-        totals[3] += len(targets)
+        loss_sum += loss.double()
+        top1 += hits[:, 0].sum()
+        top5 += hits.sum()
+        count += len(targets)
 
     # The loop has no collective and no DDP: ranks may have unequal numbers of batches.
-    loss_sum, top1, top5, count = all_reduce_sum(totals).tolist()  # [dist]
-    log.check_loss(loss_sum)
-    result = {
-        "loss": loss_sum / count,
-        "acc1": 100 * top1 / count,
-        "acc5": 100 * top5 / count,
-        "images": int(count),
+    dist.all_reduce(sums)  # [dist]
+    all_loss, all_top1, all_top5, all_count = sums.tolist()
+    return {
+        "loss": all_loss / all_count,
+        "acc1": 100 * all_top1 / all_count,
+        "acc5": 100 * all_top5 / all_count,
+        "images": int(all_count),
     }
-    text = "loss {loss:.3g}  acc1 {acc1:.4g}%  acc5 {acc5:.4g}%  of {images} images"
-    log.write("eval", f"{log.place}  validation  {text.format(**result)}", **result)
-    return result["acc1"]
 
 
 # ---- the run ----
-def log_start(log: RunLog, settings: dict, saved: dict, loader: DataLoader) -> None:
-    """Write what runs where, and what the user has changed since the checkpoint."""
-    device = "cpu"
-    has_bf16 = torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "AVX2")
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_name()
-        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-
-    facts = {
-        "chapter": CHAPTER,
-        "torch": torch.__version__,
-        "host": os.uname().nodename,
-        "device": device,
-        "world_size": settings["batch_size"] // loader.batch_size,
-        "global_batch_size": settings["batch_size"],
-        "per_rank_batch_size": loader.batch_size,
-        "train_images": len(loader.dataset),
-        "steps_per_epoch": len(loader),
-        "resumed_from_step": log.step,
-    }
-    text = ", ".join(f"{name} {fact}" for name, fact in facts.items())
-    if saved:
-        text += f", changed from {dict(saved.items() - settings.items())}"
-    log.write("start", text, **facts, args=settings)
-    if settings.get("bf16") and not has_bf16:
-        log.write("warning", "--bf16 is emulated here: drop it; 04 has fp16 for GPUs")
-
-
-def run(args: Namespace, checkpoint: dict) -> None:
+def run(args: Namespace) -> None:
     """The whole run of one rank."""
+    rank = int(os.environ["RANK"])  # [dist] of this process, across all machines
+    local_rank = int(os.environ["LOCAL_RANK"])  # [dist] on this machine
+    world_size = int(os.environ["WORLD_SIZE"])  # [dist] processes on all machines
+    check_flags(args, world_size)
+    checkpoint = load_checkpoint(args)
     train_set, val_set, num_classes = build_datasets(args)
     check_data(args, checkpoint, len(train_set), num_classes)
-    rank, world_size, device = setup_distributed(args)  # [dist]
-    log = RunLog(args, rank, checkpoint)
-    check_same([len(train_set), len(val_set), log.step], world_size, device)  # [dist]
-    train_loader, val_loader = build_loaders(args, train_set, val_set, rank, world_size)
 
-    saved = checkpoint.get("args", {})
-    arch = args.arch or saved.get("arch", "resnet50")
-    settings = {**vars(args), "arch": arch}
+    # The loaders pin memory for the current device, and start before the ranks meet.
+    device = setup_device(local_rank)
+    train_loader, val_loader = build_loaders(args, train_set, val_set, rank, world_size)
+    setup_distributed(args, device)  # [dist]
+
+    first_epoch = checkpoint.get("epoch", 0)
+    step = checkpoint.get("global_step", 0)  # steps done, in all epochs
+    best = checkpoint.get(f"best_{METRIC}")
+    check_same([len(train_set), len(val_set), step], world_size, device)  # [dist]
 
     torch.manual_seed(args.seed)
     fetch = args.pretrained and not checkpoint and rank == 0  # [dist] one rank fetches
-    raw_model = build_model(arch, num_classes, fetch)
-    optimizer, precision = build_optimizer(args, raw_model, checkpoint, device)
+    raw_model = build_model(args, num_classes, fetch)
+    if checkpoint:
+        raw_model.load_state_dict(checkpoint["model"])
+    if args.impl == "apex":
+        raw_model.to(device)  # not channels_last: Apex's DDP would mix up its gradients
+    else:
+        raw_model.to(device, memory_format=torch.channels_last)
+    if args.impl == "apex" and args.sync_bn:
+        apex("parallel").convert_syncbn_model(raw_model)  # [dist] makes new weights
+
+    optimizer = build_optimizer(args, raw_model)
+    if args.impl == "apex":
+        precision = Apex(args, raw_model, optimizer)
+    else:
+        precision = Native(args, device)
+    precision.load(checkpoint)
+    load_state(optimizer, checkpoint)
     model = wrap_model(args, raw_model)  # [dist] the same parameters
-    log_start(log, settings, saved, train_loader)
 
-    epochs = range(log.epoch, args.epochs)
+    on_cuda = device.type == "cuda"
+    # What JSON and torch.load(weights_only=True) can read, whatever flags you add.
+    settings = json.loads(json.dumps(vars(args), default=str))
+    start = {
+        "epoch": first_epoch,
+        "step": step,
+        "chapter": CHAPTER,
+        "torch": torch.__version__,
+        "host": platform.node(),
+        "device": torch.cuda.get_device_name() if on_cuda else device.type,
+        "world_size": world_size,
+        "global_batch_size": args.batch_size,
+        "per_rank_batch_size": args.batch_size // world_size,
+        "train_images": len(train_set),
+        "steps_per_epoch": len(train_loader),
+        "resumed_from_step": step,
+        "args": settings,
+    }
+    log(args, rank, "start", start)
+    emulated = on_cuda and not torch.cuda.is_bf16_supported(False)
+    if emulated and args.impl == "native" and precision.dtype == torch.bfloat16:
+        log(
+            args,
+            rank,
+            "warning",
+            {"text": "bf16 is emulated, slowly: --amp-dtype fp16"},
+        )
+
     if args.evaluate:
-        evaluate(raw_model, val_loader, precision, log)
-        epochs = []
-    for epoch in epochs:
-        log.epoch = epoch
-        log.place = f"epoch {epoch + 1}/{args.epochs}"
+        results = evaluate(raw_model, val_loader, precision, rank)
+        log(args, rank, "eval", {"epoch": first_epoch, "step": step, **results})
+    for epoch in range(first_epoch, 0 if args.evaluate else args.epochs):
         train_loader.sampler.set_epoch(epoch)  # [dist] gives each epoch its own order
-        # Dropout and augmentation differ by rank and epoch, and repeat after a resume.
-        # The factor keeps the numbers of one --seed far from those of the next.
+        train_loader.dataset.epoch.fill_(epoch)  # and its own crops and flips
+        # Dropout differs by rank and epoch, and repeats after a resume.
         torch.manual_seed(args.seed * 1_000_003 + epoch * world_size + rank)  # [dist]
-        train_one_epoch(args, model, train_loader, optimizer, precision, log)
-        acc1 = evaluate(raw_model, val_loader, precision, log)
+        train_one_epoch(
+            args, model, train_loader, optimizer, precision, rank, epoch, step
+        )
+        step += len(train_loader)
+        results = evaluate(raw_model, val_loader, precision, rank)
+        if not math.isfinite(results["loss"]):  # the last step has broken the weights
+            at = f"{results['loss']} at step {step}"
+            fail(f"the loss is {at}: lower --lr, --resume auto")
+        log(args, rank, "eval", {"epoch": epoch, "step": step, **results})
 
-        is_best = acc1 > log.best_acc1
-        log.best_acc1 = max(acc1, log.best_acc1)
+        is_best = best is None or results[METRIC] > best
+        best = results[METRIC] if is_best else best
         state = {
             "model": raw_model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "scaler": precision.state_dict(),
             "epoch": epoch + 1,
-            "step_in_epoch": 0,  # chapter 06 saves in an epoch
-            "global_step": log.step,
-            "best_acc1": log.best_acc1,
+            "global_step": step,
+            f"best_{METRIC}": best,
             "num_classes": num_classes,
             "args": settings,
         }
         if rank == 0:  # [dist] one writer for one file
-            save_checkpoint(log.folder, state, is_best)
-    log.write("end", "end", best_acc1=log.best_acc1)
-    cleanup()  # [dist]
+            save_checkpoint(Path(args.output_dir), state, is_best)
+    log(args, rank, "end", {"step": step, f"best_{METRIC}": best})
+    dist.destroy_process_group()  # [dist] or a process may abort as it ends
 
 
 @record  # [dist] torchrun shows the traceback of the rank that failed
 def main(argv: list[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
-    check_precision(args)
     if "RANK" not in os.environ:  # [dist] torchrun has set it
         fail(f"start it with torchrun --standalone --nproc-per-node 2 {__file__} ...")
-    check_output_dir(args)
-    run(args, load_checkpoint(args))
+    check_precision(args)
+    run(args)
 
 
 if __name__ == "__main__":

@@ -24,20 +24,23 @@ import csv
 import json
 import math
 import os
+import platform
+import random
+import zlib
 from argparse import Namespace
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
-from time import perf_counter, sleep, time
-from typing import NoReturn
+from time import perf_counter, time
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 import torchvision
 from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_image
@@ -45,8 +48,11 @@ from torchvision.transforms import v2
 from tqdm import tqdm
 
 CHAPTER = Path(__file__).resolve().parent.name
-# ImageNet's mean and standard deviation of red, green and blue, 0 to 255.
-PIXELS = 255 * torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
+# What `evaluate` returns under this name decides which epoch is best.pt: the largest.
+METRIC = "acc1"
+# ImageNet's red, green and blue, where white is 1.
+MEAN = [0.485, 0.456, 0.406]
+STD = [0.229, 0.224, 0.225]
 
 
 def fail(line: str) -> NoReturn:
@@ -62,127 +68,120 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    cpus = len(os.sched_getaffinity(0))
+    cpus = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):  # Linux: those that this process may use
+        cpus = len(os.sched_getaffinity(0))
     cpus //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # [dist] ranks share them
     workers = max(1, min(16, cpus))
 
-    add = parser.add_mutually_exclusive_group(required=True).add_argument
-    add("--data", metavar="DIR", help="ImageNet, in train/ and val/")
-    add("--synthetic", type=int, nargs="?", const=1280, help="made-up images")
-    add = parser.add_argument
-    add("--arch", help="None: that of --resume, else resnet50")
-    add("--image-size", type=int, default=224, help="pixels a side")
-    add("--epochs", type=int, default=90, help="passes over the training images")
-    add("--batch-size", type=int, default=256, help="of all ranks together")
-    add("--lr", type=float, default=0.1, help="peak, for 256 images in a batch")
-    add("--warmup-epochs", type=float, help="None: 5, but at most --epochs / 10")
-    add("--weight-decay", type=float, default=1e-4, help="L2 penalty on all weights")
-    add("--label-smoothing", type=float, default=0.0, help="in the training loss")
-    add("--workers", type=int, default=workers, help="per rank, load images")
-    add("--bf16", action="store_true", help="bfloat16 autocast")
-    add("--compile", action="store_true", help="torch.compile the model")
-    add("--sync-bn", action="store_true", help="BatchNorm over all ranks, GPUs only")
-    add("--pretrained", action="store_true", help="begin with torchvision's weights")
-    add("--output-dir", default=f"runs/{CHAPTER}", help="for all output")
-    add("--resume", metavar="PATH|auto", help="auto: from --output-dir, if it has one")
-    add("--evaluate", action="store_true", help="do not train")
-    add("--seed", type=int, default=0, help="for weights, order, augmentation")
-    add("--print-freq", type=int, default=20, help="steps between log lines")
-    add("--dist-timeout", type=int, default=600, help="seconds to wait for a rank")
-    add = parser.add_argument_group("of this chapter").add_argument
-    add("--save-predictions", metavar="FILE", help="CSV of the top 5 of each image")
-    add("--compare-naive", action="store_true", help="evaluate as most scripts do, too")
+    images = parser.add_mutually_exclusive_group(required=True)
+    images.add_argument("--data", metavar="DIR", help="ImageNet, in train/ and val/")
+    images.add_argument("--synthetic", type=int, nargs="?", const=1280, help="made-up")
+    parser.add_argument("--arch", default="resnet50", help="a model of torchvision")
+    parser.add_argument("--image-size", type=int, default=224, help="pixels a side")
+    parser.add_argument("--epochs", type=int, default=90, help="passes over the images")
+    parser.add_argument("--batch-size", type=int, default=256, help="of all ranks")
+    parser.add_argument("--lr", type=float, default=0.1, help="peak, for 256 images")
+    parser.add_argument("--warmup-epochs", type=float, help="None: min(5, epochs / 10)")
+    parser.add_argument("--weight-decay", type=float, default=1e-4, help="L2 penalty")
+    parser.add_argument("--label-smoothing", type=float, default=0.0, help="0 to 1")
+    parser.add_argument("--workers", type=int, default=workers, help="per rank")
+    parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast")
+    parser.add_argument("--compile", action="store_true", help="by torch.compile")
+    parser.add_argument("--sync-bn", action="store_true", help="on GPUs only")
+    parser.add_argument("--pretrained", action="store_true", help="fetch weights")
+    parser.add_argument("--output-dir", default=f"runs/{CHAPTER}", help="folder")
+    parser.add_argument("--resume", metavar="PATH|auto", help="auto: from --output-dir")
+    parser.add_argument("--evaluate", action="store_true", help="do not train")
+    parser.add_argument("--seed", type=int, default=0, help="of weights, order, views")
+    parser.add_argument("--print-freq", type=int, default=20, help="steps between rows")
+    parser.add_argument("--dist-timeout", type=int, default=600, help="in seconds")
+    own = parser.add_argument_group("of this chapter")
+    own.add_argument("--save-predictions", metavar="FILE", help="CSV of all top 5")
+    own.add_argument("--compare-naive", action="store_true", help="evaluate badly, too")
     return parser
 
 
-# ---- processes ----
-def pick_device(local_rank: int) -> torch.device:
-    """The GPU of this process, or the CPU on a machine without GPUs."""
-    gpus = torch.cuda.device_count()
-    if gpus == 0:
-        return torch.device("cpu")
-    if not torch.cuda.is_available():  # the driver counts GPUs that CUDA cannot open
-        fail("torch cannot use the GPUs of this machine: its driver may be too old")
-    if local_rank >= gpus:
-        fail(f"more processes than GPUs on this machine: start {gpus}")
-
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)  # [dist] otherwise every rank opens GPU 0 as well
-    torch.set_float32_matmul_precision("high")  # TF32, as convolutions have it anyway
-    return device
-
-
-def setup_distributed(args: Namespace) -> tuple[int, int, torch.device]:
-    """Join the other processes. Returns rank, world_size and the device."""
-    rank = int(os.environ["RANK"])  # [dist] of this process, across all machines
-    local_rank = int(os.environ["LOCAL_RANK"])  # [dist] on this machine
-    world_size = int(os.environ["WORLD_SIZE"])  # [dist] processes on all machines
-
-    left = args.batch_size % world_size  # [dist] gradients are averaged over ranks
-    if left:
-        low = max(args.batch_size - left, world_size)
-        sizes = f"use {low} or {low + world_size}"
+def check_flags(args: Namespace, world_size: int) -> None:
+    """Refuse a batch that the ranks cannot share, and the folder of another run."""
+    if args.batch_size % world_size:  # [dist] gradients are averaged over ranks
+        smaller = args.batch_size // world_size * world_size or world_size
+        sizes = f"use {smaller} or {smaller + world_size}"
         fail(f"--batch-size must be a multiple of {world_size} ranks: {sizes}")
 
-    device = pick_device(local_rank)
-    on_gpu = device.type == "cuda"
-    # This waits for all ranks. GPUs communicate by nccl, CPUs by gloo. Given its
-    # device, nccl connects now, and not in the first step of training.
+    if args.evaluate or args.resume == "auto":
+        return
+    folder = Path(args.output_dir)
+    for name in ("metrics.jsonl", "checkpoint.pt"):
+        if (folder / name).exists():
+            fail(f"{folder} holds a run: use --resume auto or another --output-dir")
+
+
+# ---- processes ----
+def setup_device(local_rank: int) -> torch.device:
+    """The GPU of this process, made its current one, or the CPU."""
+    if torch.cuda.device_count() and not torch.cuda.is_available():
+        fail("torch cannot use the GPUs of this machine: its driver may be too old")
+    if not torch.accelerator.is_available():
+        return torch.device("cpu")
+    kind = torch.accelerator.current_accelerator().type
+    if kind == "mps":
+        return torch.device("cpu")  # no backend connects processes on Apple's GPUs
+
+    gpus = torch.accelerator.device_count()
+    if local_rank >= gpus:
+        fail(f"more processes than GPUs on this machine: start {gpus}")
+    torch.accelerator.set_device_index(local_rank)  # [dist] or all ranks open GPU 0
+    torch.set_float32_matmul_precision("high")  # TF32, as convolutions have it anyway
+    # cuDNN tries which algorithm is fastest: two runs may differ in their last bits.
+    torch.backends.cudnn.benchmark = True
+    return torch.device(kind, local_rank)
+
+
+def setup_distributed(args: Namespace, device: torch.device) -> None:
+    """Join the other ranks. This waits for all of them."""
+    # NVIDIA's GPUs use nccl, CPUs use gloo. Given its device, nccl connects now and not
+    # in the first step of training.
     dist.init_process_group(  # [dist]
-        backend="nccl" if on_gpu else "gloo",
+        backend=dist.get_default_backend_for_device(device),
         timeout=timedelta(seconds=args.dist_timeout),
-        device_id=device if on_gpu else None,
+        device_id=None if device.type == "cpu" else device,
     )
-    return rank, world_size, device
 
 
-def wrap_model(args: Namespace, model: Module) -> Module:
+def wrap_model(args: Namespace, model: nn.Module) -> nn.Module:
     """What training steps call. It shares its weights with `model`."""
     if args.sync_bn:
-        nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist] in place
+        # New layers with the same parameters, which the optimizer has already.
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist]
     # Rank 0 gives all ranks its weights now, and BatchNorm statistics in each step.
     # backward() averages the gradients; gradient_as_bucket_view spares a copy of them.
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # [dist]
     return torch.compile(model) if args.compile else model
 
 
-def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """The sum over all ranks, in place. If a rank does not call it, the others wait."""
-    dist.all_reduce(tensor)  # [dist]
-    if tensor.is_cpu:
-        sleep(0.02)  # until gloo has freed it: loader workers forked sooner may hang
-    return tensor
-
-
-def broadcast_buffers(model: Module) -> None:
-    """Give all ranks the BatchNorm statistics of rank 0. DDP does so before each step,
-    but after the last step of an epoch they differ again."""
-    for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)  # [dist]
-    sleep(0.02)  # as in all_reduce_sum
-
-
 def check_same(numbers: list[int], world_size: int, device: torch.device) -> None:
-    """Fail if ranks differ in these numbers, and so in data or checkpoint. Not all of
-    them then find mine * world_size; when one fails, the launcher ends the others."""
-    mine = torch.tensor(numbers, device=device)
-    if not torch.equal(all_reduce_sum(mine.clone()), mine * world_size):  # [dist]
+    """Fail, on all ranks, if these numbers differ, and so their data or checkpoint."""
+    sums = torch.tensor([numbers, [number**2 for number in numbers]], device=device)
+    dist.all_reduce(sums)  # [dist]
+    # (a + b)² = 2 (a² + b²) only if a = b, and so for any number of ranks.
+    if not torch.equal(sums[0] ** 2, world_size * sums[1]):
         fail(f"other ranks have different data or a different checkpoint: {numbers}")
-
-
-def cleanup() -> None:
-    """Disconnect from the other ranks after a good run. One that fails just exits."""
-    sleep(0.1)  # gloo frees its last tensors: until then torch 2.6 hangs below
-    dist.destroy_process_group()  # [dist] without it a process may abort as it ends
 
 
 # ---- data ----
 def load_image(path: str) -> Tensor:
     """The picture as uint8 RGB (3, height, width). Raises ValueError with the path."""
     try:
-        image = decode_image(path, ImageReadMode.RGB)
-    except RuntimeError as error:
-        raise ValueError(f"cannot decode {path}") from error
+        # Not decode_image(path), which maps the file into memory: where a disk fails,
+        # that ends the process by a "Bus error" that names no file.
+        data = bytearray(Path(path).read_bytes())
+        if not data:
+            raise ValueError("the file is empty")
+        data = torch.frombuffer(data, dtype=torch.uint8)
+        image = decode_image(data, ImageReadMode.RGB)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
 
     if image.dtype != torch.uint8 or image.ndim != 3:
         raise ValueError(f"not a single 8-bit image: {path}")
@@ -212,106 +211,137 @@ def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, int]:
         val_set = synthetic_images(range(count, count + max(1, count // 4)), size)
         return train_set, val_set, 10
 
+    root = Path(args.data).expanduser()
+    for split in ["val"] if args.evaluate else ["train", "val"]:
+        if not (root / split).is_dir():
+            fail(f"--data {args.data} has no folder {split}")
+
     train_view = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()])
     val_view = v2.Compose([v2.Resize(size * 8 // 7), v2.CenterCrop(size)])
-    train_set = ImageFolder(f"{args.data}/train", train_view, loader=load_image)
-    val_set = ImageFolder(f"{args.data}/val", val_view, loader=load_image)
+    val_set = ImageFolder(root / "val", val_view, loader=load_image)
+    if args.evaluate:
+        return val_set, val_set, len(val_set.classes)  # without train/
+    train_set = ImageFolder(root / "train", train_view, loader=load_image)
 
-    odd = set(train_set.classes) ^ set(val_set.classes)
+    odd = sorted(set(train_set.classes) ^ set(val_set.classes))
     if odd:
-        fail(f"{args.data}: only one of train/ and val/ has {sorted(odd)[:3]}")
-    return train_set, val_set, len(train_set.classes)
+        fail(f"{root}: only one of train/ and val/ has {odd[:3]!a}")
+    return train_set, val_set, len(val_set.classes)
 
 
 def check_data(args: Namespace, checkpoint: dict, images: int, classes: int) -> None:
     """Refuse data that does not fit the checkpoint, or is less than one batch."""
-    known = checkpoint.get("num_classes", classes)
-    if known != classes:
-        fail(f"--resume {args.resume} has {known} classes, the data {classes}")
+    saved = checkpoint.get("num_classes", classes)
+    if saved != classes:
+        fail(f"--resume {args.resume} has {saved} classes, the data {classes}")
     if images < args.batch_size and not args.evaluate:
         fail(f"--batch-size {args.batch_size} is more than all {images} images")
+
+
+class RandomViews(Dataset):
+    """A training set whose random crops and flips depend on seed, epoch and image: not
+    on the number of ranks and workers, nor on where a run was resumed."""
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # with workers
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        number = zlib.crc32(f"{self.seed} {self.epoch.item()} {index}".encode())
+        python_state = random.getstate()
+        with torch.random.fork_rng(devices=[]):  # dropout's are then as they were
+            torch.default_generator.manual_seed(number)  # torch.manual_seed is slow
+            random.seed(number)
+            item = self.dataset[index]
+        random.setstate(python_state)
+        return item
 
 
 def build_loaders(
     args: Namespace, train_set: Dataset, val_set: Dataset, rank: int, world_size: int
 ) -> tuple[DataLoader, DataLoader]:
-    """Batches of this rank's share of both sets."""
+    """Batches of this rank's share of both sets. Loader workers start here."""
+    seed = args.seed * 1_000_003  # far from that of the next --seed, in all epochs
     options = {
         "batch_size": args.batch_size // world_size,  # [dist] --batch-size is global
         "num_workers": args.workers,
-        "pin_memory": torch.cuda.is_available(),
-        # Forked workers start fast, without importing torch again. Each epoch forks new
-        # ones (no persistent_workers), whose random numbers begin from its seed.
+        "persistent_workers": args.workers > 0,
         "multiprocessing_context": "fork" if args.workers else None,
+        # For data sets that draw by numpy: other numbers on each rank.
+        "generator": torch.Generator().manual_seed(seed + rank),  # [dist]
     }
 
     # All ranks shuffle alike and take every world_size-th image: in a step, together
     # the next batch_size. drop_last makes shares, and so numbers of steps, equal.
     sampler = DistributedSampler(  # [dist]
-        train_set, world_size, rank, seed=args.seed, drop_last=True
+        train_set, world_size, rank, seed=seed, drop_last=True
     )
-    train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
-    # A DistributedSampler repeats or drops images; these ranges take each once.
-    share = range(rank, len(val_set), world_size)  # [dist]
-    return train_loader, DataLoader(val_set, sampler=share, **options)
+    train_loader = DataLoader(
+        RandomViews(train_set, args.seed),
+        sampler=sampler,
+        drop_last=True,
+        pin_memory=torch.accelerator.is_available(),
+        **options,
+    )
+    share: list[int] = []
+    val_loader = DataLoader(val_set, sampler=share, **options)
+
+    # This forks the workers, which live for the whole run. It comes before the process
+    # group, whose threads may hold locks that a fork copies as locked. Pinning takes a
+    # thread as well, so only the loader that starts last does it.
+    iter(val_loader)
+    if not args.evaluate:
+        iter(train_loader)
+
+    # Not before: they would load batches now and hold them until the first evaluation.
+    # A DistributedSampler repeats or drops images; these ranks take each once.
+    share += range(rank, len(val_set), world_size)  # [dist]
+    return train_loader, val_loader
 
 
 # ---- model ----
-def build_model(arch: str, num_classes: int, pretrained: bool) -> Module:
+def build_model(args: Namespace, num_classes: int, pretrained: bool) -> nn.Module:
     """From images (N, 3, H, W) to logits (N, num_classes). Replace it by your model."""
-    model = torchvision.models.get_model(arch, num_classes=num_classes)
+    get_model = torchvision.models.get_model
+    model = get_model(args.arch, num_classes=num_classes)
     if pretrained:
-        weights = torchvision.models.get_model(arch, weights="DEFAULT").state_dict()
+        weights = get_model(args.arch, weights="DEFAULT").state_dict()
         for name, own in model.state_dict().items():
             if own.shape == weights[name].shape:
                 own.copy_(weights[name])
             else:
-                print(f"--pretrained {arch}: {name} keeps random weights")
+                print(f"--pretrained {args.arch}: {name} keeps random weights")
     return model
 
 
-def build_optimizer(
-    args: Namespace, model: Module, checkpoint: dict, device: torch.device
-) -> SGD:
-    """Move the model to its device, make its optimizer; both as in the checkpoint."""
-    model.to(device, memory_format=torch.channels_last)
-    weights = model.parameters()
-    optimizer = SGD(weights, args.lr, momentum=0.9, weight_decay=args.weight_decay)
-
-    if checkpoint:
-        model.load_state_dict(checkpoint["model"])
-        state = optimizer.state_dict()  # with the settings of this command line
-        state["state"] = checkpoint["optimizer"]["state"]  # the momentum
-        optimizer.load_state_dict(state)
-    return optimizer
-
-
-def learning_rate(args: Namespace, epochs: float) -> float:
-    """The rate after so many epochs: 2.5 is the middle of the third one. It grows with
-    the batch and warms up linearly (Goyal et al. 2017, arXiv:1706.02677), then falls
-    along a cosine (Loshchilov & Hutter 2017, arXiv:1608.03983)."""
+def build_optimizer(args: Namespace, model: nn.Module) -> Optimizer:
+    """Replace it by yours: each group of parameters may have a rate of its own."""
+    # A larger batch takes larger steps (Goyal et al. 2017, arXiv:1706.02677). This is a
+    # rule for SGD, not for Adam.
     peak = args.lr * args.batch_size / 256
+    weights = model.parameters()
+    return SGD(weights, peak, momentum=0.9, weight_decay=args.weight_decay)
+
+
+def lr_factor(args: Namespace, epochs: float) -> float:
+    """What each rate is multiplied by after so many epochs (2.5: in the middle of the
+    third one). It warms up linearly (Goyal et al. 2017), then falls along a cosine
+    (Loshchilov & Hutter 2017, arXiv:1608.03983)."""
     warmup = args.warmup_epochs
     if warmup is None:
         warmup = min(5, args.epochs / 10)
 
     if epochs < warmup:
-        return peak * epochs / warmup
+        return epochs / warmup
     progress = (epochs - warmup) / (args.epochs - warmup)
-    return peak * (1 + math.cos(math.pi * progress)) / 2
+    return (1 + math.cos(math.pi * progress)) / 2
 
 
 # ---- checkpoint ----
-def check_output_dir(args: Namespace) -> None:
-    """Refuse to train into the folder of another run."""
-    folder = Path(args.output_dir)
-    if args.evaluate or args.resume == "auto":
-        return
-    for name in ("metrics.jsonl", "checkpoint.pt"):
-        if (folder / name).exists():
-            fail(f"{folder} holds a run: use --resume auto or another --output-dir")
-
-
 def load_checkpoint(args: Namespace) -> dict:
     """What --resume names, on the CPU; {} to begin anew."""
     path = Path(args.output_dir, "checkpoint.pt")
@@ -325,13 +355,13 @@ def load_checkpoint(args: Namespace) -> dict:
     # Without these two arguments every rank loads onto GPU 0, and a file can run code.
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        arch = checkpoint["args"]["arch"]
+        arch = checkpoint["args"].get("arch")
     except Exception as error:
-        fail(f"--resume {path} is not a checkpoint of these chapters: {error!r:.40}")
-    if args.arch not in (None, arch):
-        fail(f"--resume {path} is a {arch}: drop --arch {args.arch}")
-    if checkpoint["step_in_epoch"] and not args.evaluate:
-        fail(f"--resume {path} stopped inside an epoch: resume it by 06_slurm")
+        fail(f"--resume {path} is not a checkpoint that can be loaded: {error!r}")
+    if arch != vars(args).get("arch"):
+        fail(f"--resume {path} is a {arch}: type --arch {arch}")
+    if checkpoint.get("step_in_epoch") and not args.evaluate:
+        fail(f"--resume {path} was saved inside an epoch: resume it where it was saved")
     return checkpoint
 
 
@@ -343,70 +373,73 @@ def save_checkpoint(folder: Path, state: dict, is_best: bool) -> None:
         with temporary.open("wb") as file:
             torch.save(state, file)
             file.flush()
-            os.fsync(file.fileno())  # before the renaming, in case power fails
+            os.fsync(file.fileno())  # or a power cut could leave the name without bytes
         temporary.replace(folder / name)
 
 
 # ---- log ----
-class RunLog:
-    """Where the run stands. Rank 0 writes it to a file, and prints it."""
+def log(args: Namespace, rank: int, event: str, fields: dict) -> None:
+    """Rank 0 appends a row to metrics.jsonl, and prints it."""
+    if rank != 0:  # [dist] local_rank is 0 once per machine
+        return
+    folder = Path(args.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "evaluate.jsonl" if args.evaluate else "metrics.jsonl"
+    with (folder / name).open("a") as file:
+        row = {"event": event, "time": time(), **fields}
+        file.write(json.dumps(row) + "\n")
 
-    def __init__(self, args: Namespace, rank: int, checkpoint: dict) -> None:
-        self.epoch = checkpoint.get("epoch", 0)  # from 0
-        self.step = checkpoint.get("global_step", 0)  # steps done, in all epochs
-        self.best_acc1 = checkpoint.get("best_acc1", -1.0)  # percent
-        self.folder = Path(args.output_dir)
-        self.name = "evaluate.jsonl" if args.evaluate else "metrics.jsonl"
-        self.place = "checkpoint"  # what the printed lines begin with
-        self.silent = rank != 0  # [dist] local_rank is 0 once per machine
-        self.no_bar = True if self.silent else None  # None: a bar in a terminal only
-
-    def write(self, event: str, text: str, **fields: object) -> None:
-        """Append an event with all its fields to the file, and print the text."""
-        if self.silent:
-            return
-
-        self.folder.mkdir(parents=True, exist_ok=True)
-        row = {"event": event, "time": time(), "epoch": self.epoch}
-        row.update(step=self.step, **fields)
-        with (self.folder / self.name).open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        tqdm.write(text)
-
-    def check_loss(self, loss: float) -> None:
-        """End the run if the loss, a sum over all ranks, is infinite or nan."""
-        if not math.isfinite(loss):
-            fail(f"the loss is {loss} at step {self.step}: lower --lr, --resume auto")
+    words = [event]
+    for name, value in fields.items():
+        text = f"{value:.4g}" if isinstance(value, float) else value
+        if name != "args":  # which are long
+            words.append(f"{name} {text}")
+    tqdm.write("  ".join(words))
 
 
 # ---- training ----
+@cache
+def mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of the bytes of an image, (3, 1, 1) each. They are copied to the device once."""
+    mean = 255 * torch.tensor(MEAN, device=device).view(3, 1, 1)
+    std = 255 * torch.tensor(STD, device=device).view(3, 1, 1)
+    return mean, std
+
+
 def to_device(images: Tensor, targets: Tensor, device: torch.device) -> tuple:
-    """uint8 images (N, 3, H, W) as normalised float32, channels_last; targets (N,)."""
+    """uint8 images (N, 3, H, W) as normalised float32, channels_last; targets as is."""
     # Images are bytes until here: a quarter of what floats would take on their way.
     images = images.to(device, non_blocking=True)
     images = images.float(memory_format=torch.channels_last)
-    mean, std = PIXELS.to(device, non_blocking=True).view(2, 3, 1, 1)
+    mean, std = mean_and_std(device)
     return images.sub_(mean).div_(std), targets.to(device, non_blocking=True)
 
 
 def train_one_epoch(
-    args: Namespace, model: Module, loader: DataLoader, optimizer: SGD, log: RunLog
+    args: Namespace,
+    model: nn.Module,
+    loader: DataLoader,
+    optimizer: Optimizer,
+    rank: int,
+    epoch: int,
+    first_step: int,
 ) -> None:
     """Train on this rank's share of the images. No ordinary step waits for the device:
     loss and hits add up there. (With --sync-bn torch waits, in every BatchNorm.)"""
     device = next(model.parameters()).device
     criterion = nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
-    totals = torch.zeros(3, dtype=torch.float64, device=device)  # loss, hits, images
-    data_wait = 0.0
-    start = asked = perf_counter()
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # since the last row
+    loss_sum, hits, count = sums  # each is a view: what is added to it is in sums
+    start = perf_counter()
 
     model.train()
-    bar = tqdm(loader, log.place, leave=False, disable=log.no_bar)
+    bar = tqdm(loader, f"epoch {epoch}", leave=False, disable=rank > 0 or None)
     for step, (images, targets) in enumerate(bar, start=1):
-        data_wait += perf_counter() - asked
         images, targets = to_device(images, targets, device)
-        lr = learning_rate(args, log.epoch + (step - 0.5) / len(loader))
-        optimizer.param_groups[0]["lr"] = lr
+        factor = lr_factor(args, epoch + (step - 0.5) / len(loader))
+        for group in optimizer.param_groups:
+            peak = group.setdefault("initial_lr", group["lr"])  # of build_optimizer
+            group["lr"] = peak * factor
 
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
             logits = model(images)
@@ -415,87 +448,81 @@ def train_one_epoch(
         optimizer.zero_grad()
         loss.backward()  # [dist] averages the gradients over the ranks as it goes
         optimizer.step()
-        log.step += 1
 
-        totals[0] += loss.detach() * len(targets)
-        totals[1] += (logits.detach().argmax(1) == targets).sum()
-        totals[2] += len(targets)
+        loss_sum += loss.detach() * len(targets)
+        hits += (logits.detach().argmax(1) == targets).sum()
+        count += len(targets)
 
         if step % args.print_freq == 0 or step in (1, len(loader)):
             # Not in every step, because this waits for the device and for all ranks.
-            loss_sum, hits, count = all_reduce_sum(totals).tolist()  # [dist]
-            log.check_loss(loss_sum)
+            dist.all_reduce(sums)  # [dist]
+            all_loss, all_hits, all_count = sums.tolist()
+            if not math.isfinite(all_loss):  # on all ranks: it is the same
+                at = f"{all_loss} at step {first_step + step}"
+                fail(f"the loss is {at}: lower --lr, --resume auto")
             seconds = perf_counter() - start
             row = {
-                "loss": loss_sum / count,
-                "acc1": 100 * hits / count,
-                "lr": lr,
+                "epoch": epoch,
+                "step": first_step + step,
+                "loss": all_loss / all_count,
+                "acc1": 100 * all_hits / all_count,
+                "lr": optimizer.param_groups[0]["lr"],
                 "seconds": seconds,
-                "images_per_second": count / seconds,
-                "data_wait": data_wait / seconds,
+                "images_per_second": all_count / seconds,
                 "max_memory": torch.cuda.max_memory_allocated() >> 20,  # MiB, rank 0
             }
-            text = "loss {loss:.3g}  acc1 {acc1:.3g}%  lr {lr:.3g}"
-            text += "  {images_per_second:.0f} images/s"
-            text = text.format(**row)
-            log.write("train", f"{log.place}  step {step}/{len(loader)}  {text}", **row)
-            bar.set_postfix_str(text)
-
-            totals.zero_()
-            data_wait = 0.0
+            log(args, rank, "train", row)
+            sums.zero_()
             start = perf_counter()
-        asked = perf_counter()
 
 
 @torch.inference_mode()
 def evaluate(
-    args: Namespace, model: Module, loader: DataLoader, log: RunLog, classes: int
-) -> tuple[float, Tensor, Tensor]:
-    """Log loss and accuracies on the validation set, exact for any number of images and
-    ranks. Returns acc1 in percent; the confusion matrix of all ranks, true by predicted
-    (classes, classes); and of each image of this rank the k likeliest classes and their
+    args: Namespace, model: nn.Module, loader: DataLoader, rank: int, classes: int
+) -> tuple[dict, Tensor, Tensor]:
+    """Loss and accuracies on the validation set, by name, exact for any number of ranks
+    and images. Then the confusion matrix of all ranks, true by predicted (classes,
+    classes); and of each image of this rank the k likeliest classes and their
     probabilities (images, 2 * k)."""
-    broadcast_buffers(model)  # [dist] all ranks evaluate the model that rank 0 saves
+    for buffer in model.buffers():  # the BatchNorm statistics of ranks differ
+        dist.broadcast(buffer, src=0)  # [dist] all evaluate the model that rank 0 saves
     device = next(model.parameters()).device
     k = min(5, classes)
-    totals = torch.zeros(2, dtype=torch.float64, device=device)  # loss, top-5
-    pairs = torch.zeros(classes * classes, dtype=torch.float64, device=device)
+    sums = torch.zeros(2 + classes**2, dtype=torch.float64, device=device)
+    # Each is a view: what is added to it is in sums.
+    loss_sum, top5, pairs = sums[0], sums[1], sums[2:]
     rows = [torch.zeros(0, 2 * k, dtype=torch.float64, device=device)]
 
     model.eval()
-    for images, targets in tqdm(loader, "val", leave=False, disable=log.no_bar):
+    for images, targets in tqdm(loader, "val", leave=False, disable=rank > 0 or None):
         images, targets = to_device(images, targets, device)
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
             logits = model(images).double()
         probabilities, guesses = logits.softmax(1).topk(k)
-        totals[0] += nn.functional.cross_entropy(logits, targets, reduction="sum")
-        totals[1] += (guesses == targets[:, None]).sum()
+        loss_sum += nn.functional.cross_entropy(logits, targets, reduction="sum")
+        top5 += (guesses == targets[:, None]).sum()
         # True and predicted class as one number: to count these is to fill the matrix.
         pair = targets * classes + guesses[:, 0]
-        pairs += torch.bincount(pair, minlength=classes * classes)
+        pairs += torch.bincount(pair, minlength=classes**2)
         rows.append(torch.cat([guesses, probabilities], dim=1))
 
     # The loop has no collective and no DDP: ranks may have unequal numbers of batches.
-    packed = all_reduce_sum(torch.cat([totals, pairs]))  # [dist]
-    loss_sum, top5 = packed[:2].tolist()
-    confusion = packed[2:].view(classes, classes)
+    dist.all_reduce(sums)  # [dist]
+    confusion = pairs.view(classes, classes)
     count = confusion.sum().item()
-
-    log.check_loss(loss_sum)
-    result = {
-        "loss": loss_sum / count,
+    results = {
+        "loss": loss_sum.item() / count,
         "acc1": 100 * confusion.trace().item() / count,
-        "acc5": 100 * top5 / count,
+        "acc5": 100 * top5.item() / count,
         "images": int(count),
     }
-    text = "loss {loss:.3g}  acc1 {acc1:.4g}%  acc5 {acc5:.4g}%  of {images} images"
-    log.write("eval", f"{log.place}  validation  {text.format(**result)}", **result)
-    return result["acc1"], confusion, torch.cat(rows)
+    return results, confusion, torch.cat(rows)
 
 
-def gather_rows(rows: Tensor, count: int, world_size: int) -> Tensor:
+def gather_rows(rows: Tensor, count: int) -> Tensor:
     """The rows of all ranks in the order of the data set (count, columns), on each."""
     # all_gather wants one shape: a share that is one row short gets a row of zeros.
+    world_size = dist.get_world_size()
     missing = math.ceil(count / world_size) - len(rows)
     padded = nn.functional.pad(rows, (0, 0, 0, missing))
     shares = [torch.empty_like(padded) for _ in range(world_size)]
@@ -557,40 +584,48 @@ def write_predictions(
 
 
 def write_details(
-    args: Namespace, log: RunLog, val_set: Dataset, details: list, world_size: int
+    args: Namespace, val_set: Dataset, confusion: Tensor, rows: Tensor, rank: int
 ) -> None:
     """Write what the last evaluation has found, on rank 0."""
-    confusion, rows = details
-    rows = gather_rows(rows, len(val_set), world_size)  # [dist] from all ranks
-    if log.silent:
+    rows = gather_rows(rows, len(val_set))  # [dist] from all ranks
+    if rank != 0:  # [dist] one writer for one file
         return
     names = [str(number) for number in range(len(confusion))]
     if isinstance(val_set, ImageFolder):
         names = val_set.classes
-    write_confusion(log.folder, names, confusion)
+    write_confusion(Path(args.output_dir), names, confusion)
     if args.save_predictions:
         write_predictions(Path(args.save_predictions), names, val_set, rows)
 
 
-@torch.inference_mode()
-def evaluate_naive(
-    args: Namespace, model: Module, loader: DataLoader, log: RunLog, exact: float
-) -> None:
-    """Log what most scripts report: each rank's mean over a padded share, and the mean
-    of these. The images that fill up the shares count twice."""
-    val_set = loader.dataset
-    device = next(model.parameters()).device
-    sampler = DistributedSampler(val_set, shuffle=False)  # [dist] repeats images
+def build_naive_loader(
+    args: Namespace, val_set: Dataset, rank: int, world_size: int
+) -> DataLoader:
+    """The shares that most scripts evaluate. They are equally long, because a
+    DistributedSampler repeats images."""
+    sampler = DistributedSampler(val_set, world_size, rank, shuffle=False)  # [dist]
     loader = DataLoader(
         val_set,
-        loader.batch_size,
+        batch_size=args.batch_size // world_size,  # [dist] --batch-size is global
         sampler=sampler,
-        num_workers=loader.num_workers,
-        pin_memory=loader.pin_memory,
-        multiprocessing_context=loader.multiprocessing_context,
+        num_workers=args.workers,
+        persistent_workers=args.workers > 0,
+        multiprocessing_context="fork" if args.workers else None,
     )
+    iter(loader)  # forks its workers, as in build_loaders
+    return loader
+
+
+@torch.inference_mode()
+def evaluate_naive(
+    args: Namespace, model: nn.Module, loader: DataLoader, exact: float
+) -> dict:
+    """What most scripts report: each rank's mean over a padded share, and the mean of
+    these. The images that fill up the shares count twice."""
+    device = next(model.parameters()).device
+    sampler = loader.sampler
     totals = torch.zeros(2, dtype=torch.float64, device=device)  # loss, hits
-    for images, targets in tqdm(loader, "naive", leave=False, disable=log.no_bar):
+    for images, targets in loader:
         images, targets = to_device(images, targets, device)
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
             logits = model(images).double()
@@ -601,103 +636,112 @@ def evaluate_naive(
 
     # A mean of means: right only if all shares are equal and none is padded.
     means = totals / len(sampler) / sampler.num_replicas
-    loss, acc1 = all_reduce_sum(means).tolist()  # [dist]
-    result = {
+    dist.all_reduce(means)  # [dist]
+    loss, acc1 = means.tolist()
+    return {
         "loss": loss,
         "acc1": 100 * acc1,
         "images": sampler.total_size,
-        "counted_twice": sampler.total_size - len(val_set),
+        "counted_twice": sampler.total_size - len(loader.dataset),
         "acc1_off_by": 100 * acc1 - exact,
     }
-    text = "naive  loss {loss:.3g}  acc1 {acc1:.4g}%, off by {acc1_off_by:.3g}"
-    log.write("naive", text.format(**result), **result)
 
 
 # ---- the run ----
-def log_start(log: RunLog, settings: dict, saved: dict, loader: DataLoader) -> None:
-    """Write what runs where, and what the user has changed since the checkpoint."""
-    device = "cpu"
-    has_bf16 = torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "AVX2")
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_name()
-        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-
-    facts = {
-        "chapter": CHAPTER,
-        "torch": torch.__version__,
-        "host": os.uname().nodename,
-        "device": device,
-        "world_size": settings["batch_size"] // loader.batch_size,
-        "global_batch_size": settings["batch_size"],
-        "per_rank_batch_size": loader.batch_size,
-        "train_images": len(loader.dataset),
-        "steps_per_epoch": len(loader),
-        "resumed_from_step": log.step,
-    }
-    text = ", ".join(f"{name} {fact}" for name, fact in facts.items())
-    if saved:
-        text += f", changed from {dict(saved.items() - settings.items())}"
-    log.write("start", text, **facts, args=settings)
-    if settings.get("bf16") and not has_bf16:
-        log.write("warning", "--bf16 is emulated here: drop it; 04 has fp16 for GPUs")
-
-
-def run(args: Namespace, checkpoint: dict) -> None:
+def run(args: Namespace) -> None:
     """The whole run of one rank."""
+    rank = int(os.environ["RANK"])  # [dist] of this process, across all machines
+    local_rank = int(os.environ["LOCAL_RANK"])  # [dist] on this machine
+    world_size = int(os.environ["WORLD_SIZE"])  # [dist] processes on all machines
+    check_flags(args, world_size)
+    checkpoint = load_checkpoint(args)
     train_set, val_set, num_classes = build_datasets(args)
     check_data(args, checkpoint, len(train_set), num_classes)
-    rank, world_size, device = setup_distributed(args)  # [dist]
-    log = RunLog(args, rank, checkpoint)
-    check_same([len(train_set), len(val_set), log.step], world_size, device)  # [dist]
-    train_loader, val_loader = build_loaders(args, train_set, val_set, rank, world_size)
 
-    saved = checkpoint.get("args", {})
-    arch = args.arch or saved.get("arch", "resnet50")
-    settings = {**vars(args), "arch": arch}
+    # The loaders pin memory for the current device, and start before the ranks meet.
+    device = setup_device(local_rank)
+    if args.compare_naive:  # first: it pins no memory, and so has no thread
+        naive_loader = build_naive_loader(args, val_set, rank, world_size)
+    train_loader, val_loader = build_loaders(args, train_set, val_set, rank, world_size)
+    setup_distributed(args, device)  # [dist]
+
+    first_epoch = checkpoint.get("epoch", 0)
+    step = checkpoint.get("global_step", 0)  # steps done, in all epochs
+    best = checkpoint.get(f"best_{METRIC}")
+    check_same([len(train_set), len(val_set), step], world_size, device)  # [dist]
 
     torch.manual_seed(args.seed)
     fetch = args.pretrained and not checkpoint and rank == 0  # [dist] one rank fetches
-    raw_model = build_model(arch, num_classes, fetch)
-    optimizer = build_optimizer(args, raw_model, checkpoint, device)
+    raw_model = build_model(args, num_classes, fetch)
+    raw_model.to(device, memory_format=torch.channels_last)
+    optimizer = build_optimizer(args, raw_model)
+    if checkpoint:
+        raw_model.load_state_dict(checkpoint["model"])
+        state = optimizer.state_dict()  # with the settings of this command line
+        state["state"] = checkpoint["optimizer"]["state"]  # the momentum
+        optimizer.load_state_dict(state)
     model = wrap_model(args, raw_model)  # [dist] the same parameters
-    log_start(log, settings, saved, train_loader)
 
-    details = []
-    epochs = range(log.epoch, args.epochs)
+    on_cuda = device.type == "cuda"
+    # What JSON and torch.load(weights_only=True) can read, whatever flags you add.
+    settings = json.loads(json.dumps(vars(args), default=str))
+    start = {
+        "epoch": first_epoch,
+        "step": step,
+        "chapter": CHAPTER,
+        "torch": torch.__version__,
+        "host": platform.node(),
+        "device": torch.cuda.get_device_name() if on_cuda else device.type,
+        "world_size": world_size,
+        "global_batch_size": args.batch_size,
+        "per_rank_batch_size": args.batch_size // world_size,
+        "train_images": len(train_set),
+        "steps_per_epoch": len(train_loader),
+        "resumed_from_step": step,
+        "args": settings,
+    }
+    log(args, rank, "start", start)
+    if args.bf16 and on_cuda and not torch.cuda.is_bf16_supported(False):
+        log(args, rank, "warning", {"text": "--bf16 is emulated here, slowly: drop it"})
+
+    found = []
     if args.evaluate:
-        acc1, *details = evaluate(args, raw_model, val_loader, log, num_classes)
-        epochs = []
-    for epoch in epochs:
-        log.epoch = epoch
-        log.place = f"epoch {epoch + 1}/{args.epochs}"
+        results, *found = evaluate(args, raw_model, val_loader, rank, num_classes)
+        log(args, rank, "eval", {"epoch": first_epoch, "step": step, **results})
+    for epoch in range(first_epoch, 0 if args.evaluate else args.epochs):
         train_loader.sampler.set_epoch(epoch)  # [dist] gives each epoch its own order
-        # Dropout and augmentation differ by rank and epoch, and repeat after a resume.
-        # The factor keeps the numbers of one --seed far from those of the next.
+        train_loader.dataset.epoch.fill_(epoch)  # and its own crops and flips
+        # Dropout differs by rank and epoch, and repeats after a resume.
         torch.manual_seed(args.seed * 1_000_003 + epoch * world_size + rank)  # [dist]
-        train_one_epoch(args, model, train_loader, optimizer, log)
-        acc1, *details = evaluate(args, raw_model, val_loader, log, num_classes)
+        train_one_epoch(args, model, train_loader, optimizer, rank, epoch, step)
+        step += len(train_loader)
+        results, *found = evaluate(args, raw_model, val_loader, rank, num_classes)
+        if not math.isfinite(results["loss"]):  # the last step has broken the weights
+            at = f"{results['loss']} at step {step}"
+            fail(f"the loss is {at}: lower --lr, --resume auto")
+        log(args, rank, "eval", {"epoch": epoch, "step": step, **results})
 
-        is_best = acc1 > log.best_acc1
-        log.best_acc1 = max(acc1, log.best_acc1)
+        is_best = best is None or results[METRIC] > best
+        best = results[METRIC] if is_best else best
         state = {
             "model": raw_model.state_dict(),
             "optimizer": optimizer.state_dict(),
-            "scaler": None,  # chapter 04 has one
             "epoch": epoch + 1,
-            "step_in_epoch": 0,  # chapter 06 saves in an epoch
-            "global_step": log.step,
-            "best_acc1": log.best_acc1,
+            "global_step": step,
+            f"best_{METRIC}": best,
             "num_classes": num_classes,
             "args": settings,
         }
         if rank == 0:  # [dist] one writer for one file
-            save_checkpoint(log.folder, state, is_best)
-    if details:
-        write_details(args, log, val_set, details, world_size)
-        if args.compare_naive:
-            evaluate_naive(args, raw_model, val_loader, log, acc1)
-    log.write("end", "end", best_acc1=log.best_acc1)
-    cleanup()  # [dist]
+            save_checkpoint(Path(args.output_dir), state, is_best)
+    if found:  # not if the run had come to its end already
+        confusion, rows = found
+        write_details(args, val_set, confusion, rows, rank)
+    if found and args.compare_naive:
+        naive = evaluate_naive(args, raw_model, naive_loader, results["acc1"])
+        log(args, rank, "naive", naive)
+    log(args, rank, "end", {"step": step, f"best_{METRIC}": best})
+    dist.destroy_process_group()  # [dist] or a process may abort as it ends
 
 
 @record  # [dist] torchrun shows the traceback of the rank that failed
@@ -705,12 +749,11 @@ def main(argv: list[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     if "RANK" not in os.environ:  # [dist] torchrun has set it
         fail(f"start it with torchrun --standalone --nproc-per-node 2 {__file__} ...")
-    check_output_dir(args)
     if args.save_predictions:
         file = Path(args.save_predictions)
         if file.exists() or not file.parent.is_dir():
             fail(f"--save-predictions {file}: name a new file in a folder that exists")
-    run(args, load_checkpoint(args))
+    run(args)
 
 
 if __name__ == "__main__":

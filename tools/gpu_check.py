@@ -305,7 +305,8 @@ def stops(box: Box) -> str:
             with suppress(ProcessLookupError):
                 sent.append(os.killpg(process.pid, signal.SIGUSR1))
 
-    flags = ["--synthetic", 4000, "--epochs", 1]
+    # An epoch long enough for the signal to come: the ranks ask each other every 10 steps.
+    flags = ["--synthetic", max(4000, 2000 * box.ranks), "--epochs", 1]
     box.chapter("06_slurm", *flags, out="stop", status=75, when=ask)
     rows = box.chapter("06_slurm", *flags, "--resume", "auto", out="stop")
     start = [row for row in rows if row["event"] == "start"][-1]

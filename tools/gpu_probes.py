@@ -86,19 +86,18 @@ def apex(device: str) -> None:
 
 
 def memory(device: str) -> None:
-    """What many of 02's reductions leave behind, in MiB."""
+    """What many of 02's all-reduces leave behind, in MiB."""
     place, chapter = join(device), load(str(ROOT / "02_distributed/main.py"))
-    chapter.sleep = lambda seconds: None  # for the sake of loader workers: here are none
     count, used = (20_000 if device == "cuda" else 3_000), []
     for step in range(count):
-        chapter.all_reduce_sum(torch.ones(3, device=place))
+        chapter.check_same([step], dist.get_world_size(), place)
         if step % 500 == 0:
             print(step, flush=True)
         if step in (count // 5, count - 1):
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             own = torch.cuda.memory_allocated() if device == "cuda" else 0
             used.append(own + (0 if device == "cuda" else pages * os.sysconf("SC_PAGE_SIZE")))
-    chapter.cleanup()
+    dist.destroy_process_group()
     tell(count=count, grown_mib=(used[1] - used[0]) >> 20)
 
 
@@ -141,10 +140,11 @@ def waits(device: str, path: str, *words: str) -> None:
         warnings.showwarning = lambda message, *_, **__: note(message)
         own = chapter.train_one_epoch
 
-        def watched(*args: object) -> object:
+        def watched(args: object, model: torch.nn.Module, *others: object) -> None:
+            chapter.mean_and_std(next(model.parameters()).device)  # the first step copies them
             torch.cuda.set_sync_debug_mode("warn")
             try:
-                return own(*args)
+                own(args, model, *others)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
 
@@ -158,23 +158,27 @@ def deterministic(device: str, path: str, *words: str) -> None:
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
     chapter = load(path)
-    own = chapter.save_checkpoint
+    own_setup, own_save = chapter.setup_device, chapter.save_checkpoint
+
+    def setup(local_rank: int) -> torch.device:
+        place = own_setup(local_rank)
+        torch.backends.cudnn.benchmark = False  # which may choose otherwise in each run
+        return place
 
     def save(folder: Path, state: dict, is_best: bool) -> None:
-        own(folder, state, is_best)
+        own_save(folder, state, is_best)
         if state["epoch"] == 1:
             shutil.copy(folder / "checkpoint.pt", folder / "after1.pt")
 
-    chapter.save_checkpoint = save
+    chapter.setup_device, chapter.save_checkpoint = setup, save
     chapter.main(list(words))
 
 
 def over_gloo(device: str, path: str, *words: str) -> None:
     """Run a chapter with all ranks on the first GPU; nccl wants one for each, gloo does not."""
     chapter = load(path)
-    chapter.pick_device = lambda local_rank: (
-        torch.device(device, 0) if device == "cuda" else torch.device("cpu")
-    )
+    place = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
+    chapter.setup_device = lambda local_rank: place
     own = dist.init_process_group
     dist.init_process_group = lambda backend, timeout, device_id: own("gloo", timeout=timeout)
     chapter.main(list(words))

@@ -1,10 +1,12 @@
-"""Draws the loss and the accuracy of one or more runs into one PNG.
+"""Draws every number that one or more runs have logged into one PNG.
 
     python tools/plot.py runs/02_distributed                       # runs/02_distributed/curve.png
     python tools/plot.py runs/02_distributed runs/04_apex --out compare.png
 
-RUN is a chapter's --output-dir. One run goes to RUN/curve.png, which is drawn anew each time;
-several runs have no folder of their own, so they need --out, which never replaces a file.
+RUN is a chapter's --output-dir. The train and eval rows of its log may hold any numbers: each name
+gets a panel unless it never changes, the first two of validation (loss and acc1) a large one. One
+run goes to RUN/curve.png, which is drawn anew each time; several runs have no folder of their own,
+so they need --out, which never replaces a file.
 """
 
 import argparse
@@ -16,9 +18,10 @@ from pathlib import Path
 import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from run_log import Event, Run, RunLogError, read_run, run_folder
+from run_log import Event, Run, RunLogError, numbers, read_run, run_folder
 
-SIZE_INCHES, DPI = (12.8, 5.6), 125
+WIDTH, DPI = 12.8, 125
+LARGE, SMALL = 5.6, 2.6  # heights of a row of panels; as the width, in inches
 # Okabe and Ito's palette, without its yellow: readers who are colour-blind can tell these apart.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 INK, QUIET, GRID = "#222222", "#6B7280", "#E5E7EB"
@@ -49,9 +52,23 @@ def many_steps(rows: list[Event]) -> list[Event]:
     return [row for row, length in zip(rows, lengths, strict=True) if length > 1]
 
 
+def fields(runs: list[Run]) -> list[str]:
+    """The names of all numbers, in the order of the logs, those of validation first; without those
+    that never change, as the number of validation images."""
+    rows = [row for run in runs for row in run.eval] + [row for run in runs for row in run.train]
+    names = dict.fromkeys(name for row in rows for name in numbers(row))
+    return [name for name in names if any(changes(run, name) for run in runs)]
+
+
+def changes(run: Run, name: str) -> bool:
+    """Whether a number has more than one value in a run, or was logged but once."""
+    values = points(run.eval, name)[1] + points(run.train, name)[1]
+    return len(values) == 1 or len(set(values)) > 1
+
+
 def points(rows: list[Event], name: str) -> tuple[list[int], list[float]]:
-    """The steps of the rows that have a finite number under this name, and the numbers."""
-    rows = [row for row in rows if row.get(name) is not None and math.isfinite(row[name])]
+    """The steps of the rows that have a number under this name, and the numbers."""
+    rows = [row for row in rows if name in numbers(row)]
     return [row["step"] for row in rows], [row[name] for row in rows]
 
 
@@ -68,19 +85,25 @@ def draw_run(axes: Axes, run: Run, name: str, colors: Sequence[str], labels: Seq
 
 
 def draw(runs: list[Run], names: list[str]) -> Figure:
-    """Loss on the left, accuracy on the right. With one run the colours tell training from
-    validation, with several they tell the runs apart."""
+    """Two large panels above, the others in rows of four. With one run the colours tell training
+    from validation, with several they tell the runs apart."""
+    titles = fields(runs)
+    small_rows = math.ceil(max(0, len(titles) - 2) / 4)
+    heights = [LARGE] + small_rows * [SMALL]
     # A Figure of its own, without pyplot, is drawn by Agg: no display is needed.
-    figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(WIDTH, sum(heights)), dpi=DPI, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
-    halves = zip(figure.subplots(1, 2), ("loss", "acc1"), ("Loss", "Accuracy (%)"), strict=True)
-    for axes, field, title in halves:
+    grid = figure.add_gridspec(len(heights), 4, height_ratios=heights)
+    small = [grid[row, column] for row in range(1, len(heights)) for column in range(4)]
+    places = [grid[0, :2], grid[0, 2:], *small]
+    for number, (field, place) in enumerate(zip(titles, places, strict=False)):
+        axes = figure.add_subplot(place)
         if len(runs) == 1:
             draw_run(axes, runs[0], field, COLORS, ("training", "validation"))
         else:
             for run, name, color in zip(runs, names, COLORS, strict=False):
                 draw_run(axes, run, field, (color, color), (None, f"{name}   {best(run)}"))
-        decorate(axes, title)
+        decorate(axes, field, ticks=7 if number < 2 else 4)
     keys = axes.get_legend_handles_labels()
     figure.legend(*keys, loc="outside lower center", ncols=4, frameon=False, labelcolor=INK)
     line = facts(runs[0], names[0]) if len(runs) == 1 else "thin: training, bold: validation"
@@ -88,25 +111,25 @@ def draw(runs: list[Run], names: list[str]) -> Figure:
     return figure
 
 
-def decorate(axes: Axes, title: str) -> None:
-    """What both halves have in common: a title, a light grid, and no box."""
+def decorate(axes: Axes, title: str, ticks: int) -> None:
+    """What all panels have in common: a title, a light grid, and no box."""
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=10)
     axes.set_xlabel("step", fontsize=11, color=QUIET)
     axes.grid(axis="y", color=GRID, linewidth=0.9)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(QUIET)
     axes.tick_params(labelsize=10.5, colors=INK, length=0, pad=6)
-    axes.locator_params(axis="x", nbins=7, integer=True)
+    axes.locator_params(axis="x", nbins=ticks, integer=True)
 
 
 def best(run: Run) -> str:
-    """The best validation accuracy; empty when there is none."""
-    accuracies = [row["acc1"] for row in run.eval if row.get("acc1") is not None]
-    return f"best {max(accuracies):.1f} %" if accuracies else ""
+    """The best score of a run that has ended, as it says itself; else empty."""
+    scores = numbers(run.end or {}).items()
+    return ",  ".join(f"{n.replace('_', ' ', 1)} {value:.4g}" for n, value in scores)
 
 
 def facts(run: Run, name: str) -> str:
-    """A line on a run: its name, its best accuracy, and what its last part ran on."""
+    """A line on a run: its name, its best score, and what its last part ran on."""
     start = run.starts[-1]
     parts = [name, best(run), f"{start.get('world_size', 1)} x {start.get('device')}"]
     parts += [f"global batch {start.get('global_batch_size')}", f"torch {start.get('torch')}"]
@@ -119,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         out = args.out or run_folder(args.runs[0]) / "curve.png"
         runs = [read_run(folder) for folder in args.runs]
         for run in runs:
-            if not run.train and not run.eval:
+            if not fields([run]):
                 raise RunLogError(f"{run.path} has no train or eval row yet: try again later")
     except RunLogError as error:
         raise SystemExit(str(error)) from error

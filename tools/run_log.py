@@ -5,6 +5,7 @@ A resumed run appends a new `start` event, and the steps that it does again repl
 """
 
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +13,8 @@ from typing import Any
 
 LOG_NAME = "metrics.jsonl"
 NO_EVENT = f"no event of a run; is this a whole {LOG_NAME}?"
-# The measured numbers of each kind of row; any of them may be missing or null.
-FIELDS = {
-    "train": ("loss", "acc1", "lr", "images_per_second", "data_wait", "max_memory"),
-    "eval": ("loss", "acc1", "acc5"),
-}
+# Where and when a row was written. Every other number in it is a measurement.
+PLACE = {"epoch", "step", "time"}
 
 Event = dict[str, Any]
 
@@ -71,6 +69,12 @@ def read_run(path: str | Path) -> Run:
     if not run.starts:
         raise RunLogError(f"{log} has no start event yet: try again later, or give another run")
     return run
+
+
+def numbers(row: Event) -> dict[str, float]:
+    """What was measured in a row, by name: whatever is a finite number there."""
+    found = {name: value for name, value in row.items() if type(value) in (int, float)}
+    return {n: value for n, value in found.items() if n not in PLACE and math.isfinite(value)}
 
 
 def parse(log: Path) -> list[Event]:

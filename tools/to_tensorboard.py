@@ -11,7 +11,7 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from run_log import FIELDS, RunLogError, read_run
+from run_log import RunLogError, numbers, read_run
 from torch.utils.tensorboard import SummaryWriter
 
 # The end of the name of every file written here: what may be removed.
@@ -34,10 +34,9 @@ def convert(path: str) -> None:
 
         rows = sorted(run.train + run.eval, key=lambda row: row["step"])
         for row in rows:
-            for name in FIELDS[row["event"]]:
-                if row.get(name) is not None:
-                    tag = f"{row['event']}/{name}"
-                    writer.add_scalar(tag, row[name], row["step"], walltime=row.get("time"))
+            for name, value in numbers(row).items():
+                tag = f"{row['event']}/{name}"
+                writer.add_scalar(tag, value, row["step"], walltime=row.get("time"))
     print(f"{folder}: {len(rows)} rows")
 
 

@@ -42,7 +42,7 @@ def work(
             logits.register_hook(lambda gradient: gradient * math.inf)
         seen["steps"] += inner.training
 
-    def build(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
+    def build(args: object, num_classes: int, pretrained: bool) -> nn.Module:
         built.append(model(num_classes))
         built[0].register_forward_hook(look)
         return built[0]
@@ -126,7 +126,8 @@ def test_momentum_of_a_checkpoint() -> None:
     optimizer = torch.optim.SGD(small.parameters(), 0.1)
     momenta = [1e-9 * weight.detach().contiguous() for weight in small.parameters()]
     saved = {number: {"momentum_buffer": momentum} for number, momentum in enumerate(momenta)}
-    module.load_momentum(optimizer, small.half(), {"optimizer": {"state": saved}})
+    small.half()
+    module.load_state(optimizer, {"optimizer": {"state": saved}})
     for number, weight in enumerate(small.parameters()):
         momentum = optimizer.state[weight]["momentum_buffer"]
         assert momentum.stride() == weight.stride() and momentum.dtype == torch.float32
@@ -162,7 +163,7 @@ def test_clip(kind: str, crew: Crew, tmp_path: Path) -> None:
 
 def scaling(folder: Path) -> tuple[float, int] | None:
     """A checkpoint's scale, and for how many steps it has been what it is."""
-    saved = load_state(folder / "checkpoint.pt")["scaler"]
+    saved = load_state(folder / "checkpoint.pt").get("scaler")
     if saved is None:
         return None
     if "scale" in saved:

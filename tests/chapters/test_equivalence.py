@@ -3,9 +3,11 @@ loop in one process ends with. (By real launches: test_slurm.py compares with th
 test_faults.py with the crew that takes the launchers' place here.)"""
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 from crew import Crew
 from harness import CHAPTERS, load_state, rows
 from plain_training import (
@@ -17,6 +19,7 @@ from plain_training import (
     train,
     train_plainly,
 )
+from torch import Tensor, nn
 from with_tiny_model import tiny_batchnorm, tiny_float32, tiny_other_on_each_rank
 
 WORLD_SIZES = {"01_dataparallel": (1,)}
@@ -46,10 +49,45 @@ def test_trains_as_one_process_would(
     state = load_state(tmp_path / "checkpoint.pt")
     saved = {name: weight.tolist() for name, weight in state["model"].items()}
     assert answers == [saved] * world_size
-    dtype = next(build("", 1, False).parameters()).dtype
+    dtype = next(build(None, 1, False).parameters()).dtype
     assert all(weight.dtype == dtype for weight in state["model"].values())
     assert rows(tmp_path, "start")[0]["world_size"] == world_size
     assert_is_plain_training(state, build, lr, tolerance, tmp_path)
+
+
+def smooth_float64(args: object, num_classes: int, pretrained: bool) -> nn.Module:
+    """In place of build_model: one that sees each pixel, so that no two crops are alike to it."""
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), nn.Tanh(), nn.Linear(8, 3))
+    return InFloat64(layers.double())
+
+
+class InFloat64(nn.Module):
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images.double())
+
+
+VIEWS = list(product((1, 2, 3), (0, 1, 3)))
+
+
+def test_same_views(crew: Crew, image_folder: Path, tmp_path: Path) -> None:
+    """Of real JPEGs, with random crops and flips: any number of ranks and of loader workers trains
+    on the same views, in the same order, and so ends with the same parameters."""
+    argv = ["--data", str(image_folder), "--image-size", "16", "--batch-size", "12", "--lr", "0.3"]
+    argv += ["--epochs", "3", "--seed", "3"]
+    found = {}
+    for world_size, workers in VIEWS:
+        folder = tmp_path / f"{world_size}-{workers}"
+        words = [*argv, "--workers", str(workers), "--output-dir", str(folder)]
+        crew.run(train, "02_distributed", words, smooth_float64, world_size=world_size)
+        found[world_size, workers] = load_state(folder / "checkpoint.pt")["model"]
+    first = found[1, 0]
+    for case, weights in found.items():
+        for name, tensor in first.items():
+            assert torch.allclose(tensor, weights[name], rtol=0, atol=1e-10), (case, name)
 
 
 def test_batchnorm_sees_the_batch_of_its_rank(crew: Crew, tmp_path: Path) -> None:

@@ -101,8 +101,11 @@ def own(chapter: str, argv: str, says: str) -> Mistake:
     return Mistake(f"--synthetic 8 {argv}", says, (chapter,), (chapter,), entry=entry)
 
 
+INSIDE = "--resume inside_epoch.pt --arch resnet18"
 MISTAKES = {
     # the images
+    "no_folder": Mistake("--data nowhere", "--data nowhere has no folder train$"),
+    "no_val": Mistake("--data only_train", "--data only_train has no folder val$"),
     "no_images": Mistake("", "one of the arguments --data --synthetic is required"),
     "other_classes": Mistake("--data other_classes", "one of train/ and val/ has ... 'b', 'c'"),
     "too_few": Mistake("--data good --batch-size 16", "--batch-size 16 ... all 8 images"),
@@ -115,20 +118,21 @@ MISTAKES = {
     # going on, and evaluating
     "evaluate_nothing": Mistake("--synthetic 8 --evaluate", "--evaluate needs --resume PATH"),
     "resume_arch": Mistake(
-        "--synthetic 8 --resume run/checkpoint.pt --arch alexnet", "resnet18: drop --arch alexnet"
+        "--synthetic 8 --resume run/checkpoint.pt", "is a resnet18: type --arch resnet18$"
     ),
     "resume_classes": Mistake(
-        "--data good --resume run/checkpoint.pt", "run/checkpoint.pt ... 10 ... data 2$"
+        "--data good --resume run/checkpoint.pt --arch resnet18",
+        "run/checkpoint.pt ... 10 ... data 2$",
     ),
     "resume_inside_epoch": Mistake(
-        "--synthetic 8 --resume inside_epoch.pt",
-        "inside_epoch.pt ... 06_slurm$",
+        "--synthetic 8 --resume inside_epoch.pt --arch resnet18",
+        "inside_epoch.pt was saved inside an epoch: resume it where it was saved$",
         of=tuple(chapter for chapter in CHAPTERS if chapter != SLURM),
     ),
     **{
         f"resume_{name}": Mistake(
             f"--synthetic 8 --resume {name}.pt",
-            f"{name}.pt is not a checkpoint of ... {error}",
+            f"{name}.pt is not a checkpoint that can be loaded: {error}\\(.*\\)$",
             IN_LOADING,
         )
         for name, error in NO_CHECKPOINTS.items()
@@ -136,7 +140,7 @@ MISTAKES = {
     # A pickle that would run code; and what is no checkpoint does not mean to begin afresh.
     "resume_bomb": Mistake(
         "--synthetic 8 --output-dir bombed --resume auto",
-        "bombed/checkpoint.pt is not a checkpoint of ... UnpicklingError",
+        "bombed/checkpoint.pt is not a checkpoint that ... UnpicklingError",
         IN_LOADING,
     ),
     # the output folder
@@ -164,8 +168,8 @@ MISTAKES = {
     "apex_and_native": own(APEX, "--impl apex --amp-dtype fp16", "are for --impl native: drop"),
     "level_of_apex": own(APEX, "--opt-level O2", "--opt-level needs --impl apex"),
     "scale_of_nothing": own(APEX, "--loss-scale 8", "--loss-scale needs --amp-dtype fp16 or"),
-    "other_batch": own(SLURM, "--resume inside_epoch.pt --batch-size 8", "keep --batch-size"),
-    "other_seed": own(SLURM, "--resume inside_epoch.pt --seed 8", "keep ... and --seed"),
+    "other_batch": own(SLURM, f"{INSIDE} --batch-size 8", "keep --batch-size"),
+    "other_seed": own(SLURM, f"{INSIDE} --seed 8", "keep ... and --seed"),
     "no_meeting_folder": own(SLURM, "--dist-file nowhere", "--dist-file nowhere ... make it"),
     "predictions_taken": own(EVALUATES, "--save-predictions taken.csv", "taken.csv: name a new"),
 }
@@ -177,6 +181,7 @@ def pristine(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("errors")
     image_tree(here / "good", "ab", "ab")
     image_tree(here / "other_classes", "ab", "ac")
+    image_tree(here / "only_train", "ab", "")
     (here / "taken.csv").write_text("yesterday's predictions\n")
 
     argv = [*BASE, "--synthetic", "8", "--arch", "resnet18", "--output-dir", "run"]
@@ -227,7 +232,7 @@ def test_refused(crew: Crew, chapter: str, name: str, room: Path, pristine: Path
 def test_resume_ignores_pretrained(crew: Crew, room: Path) -> None:
     """The same command line goes on, with the weights of the checkpoint, and fetches nothing."""
     argv = [*BASE, "--synthetic", "8", "--epochs", "2", "--output-dir", "run", "--resume", "auto"]
-    runs_well(crew, HUB, [*argv, "--pretrained"], room)
+    runs_well(crew, HUB, [*argv, "--pretrained", "--arch", "resnet18"], room)
     assert load_state(room / "run/checkpoint.pt")["epoch"] == 2
 
 
@@ -247,7 +252,7 @@ def diverges(chapter: ModuleType, first_bad: int, what: str) -> AbstractContextM
             logits.register_hook(lambda gradient: gradient * float("nan"))
         return logits
 
-    def build(arch: str, num_classes: int, pretrained: bool) -> TinyModel:
+    def build(args: object, num_classes: int, pretrained: bool) -> TinyModel:
         model = TinyModel(num_classes)
         model.register_forward_hook(spoil)
         return model
@@ -285,7 +290,7 @@ def call_by_rank(chapter: str, argvs: list[list[str]], cwd: Path) -> dict:
 
 DISAGREE = {
     "images": ("--synthetic 8", "--synthetic 12"),
-    "checkpoint": ("--synthetic 8 --resume run/checkpoint.pt", "--synthetic 8"),
+    "checkpoint": ("--synthetic 8 --resume run/checkpoint.pt --arch resnet18", "--synthetic 8"),
 }
 
 

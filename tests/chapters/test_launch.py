@@ -58,10 +58,9 @@ def test_two_nodes(crew: Crew, tmp_path: Path) -> None:
     outputs = results[0].output + results[1].output
     assert [result.returncode for result in results] == [0, 0], outputs
     assert rows(tmp_path / "run", "start")[0]["world_size"] == 2
-    printed = {"start": "chapter 03_", "eval": ".*  validation  ", "end": "end$"}
-    for event, line in printed.items():
+    for event in ("start", "eval", "end"):
         assert len(rows(tmp_path / "run", event)) == 1
-        assert len(re.findall(f"^{line}", outputs, re.MULTILINE)) == 1, outputs
+        assert len(re.findall(f"^{event}  ", outputs, re.MULTILINE)) == 1, outputs
 
     argv = [*ARGV, "--output-dir", str(tmp_path / "local")]
     for answer in crew.run(call_main, SPAWNS, argv, world_size=2):

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ def test_hundreds_of_loader_workers(chapter: str, crew: Crew, tmp_path: Path) ->
 def one_step(arch: str) -> tuple[int, ...]:
     """In a crew member: build the model as 02 does, and train it on two images of 224 pixels."""
     torch.manual_seed(0)
-    model = load_chapter("02_distributed").build_model(arch, 7, False)
+    model = load_chapter("02_distributed").build_model(SimpleNamespace(arch=arch), 7, False)
     logits = model.train()(torch.rand(2, 3, 224, 224))
     assert isinstance(logits, Tensor), type(logits)
     logits.sum().backward()

@@ -3,10 +3,15 @@
 (That a run shuffles anew in each epoch: test_equivalence.py, whose plain loop does.)
 """
 
+import multiprocessing
+import os
 from itertools import combinations
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
+import torch
 from crew import Crew, call_main
 from harness import CHAPTERS, SLURM, load_chapter
 from tiers import table
@@ -65,10 +70,124 @@ def test_each_image_at_most_once(chapter: str, images: int) -> None:
             assert images == BATCH or one[0][0] != other[0][0]
 
 
+def test_seeds_do_not_share_orders() -> None:
+    """DistributedSampler adds its seed and the epoch: neighbouring seeds would have the same orders
+    one epoch later."""
+    module, orders = load_chapter("02_distributed"), []
+    for seed in range(3):
+        args = module.build_parser().parse_args(
+            ["--synthetic", "--batch-size", "4", "--workers", "0", "--seed", str(seed)]
+        )
+        loader, _ = module.build_loaders(args, range(40), range(40), 0, 1)
+        for epoch in range(3):
+            loader.sampler.set_epoch(epoch)
+            orders.append(tuple(loader.sampler))
+    assert len(set(orders)) == len(orders) == 9
+
+
+# ------------------------------------------------------------------------------------ the workers
+
+
+class CountsItems(Dataset):
+    """How often an item was asked for, in this process and its workers."""
+
+    def __init__(self) -> None:
+        self.asked = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[float, int]:
+        self.asked += 1
+        return np.random.rand(), os.getpid()
+
+
+def living_children() -> set[int]:
+    return {process.pid for process in multiprocessing.active_children()}
+
+
+ARGV = ["--synthetic", "--batch-size", "4", "--workers", "1"]
+
+
+def test_workers_start_early(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Both loaders' before the process group, the one that pins memory last; and they live on. Of
+    the validation set nothing is loaded before it is wanted."""
+    module, train_set, val_set = load_chapter("02_distributed"), CountsItems(), CountsItems()
+    started, loaders, others = [], [], living_children()
+    build_loaders, start = module.build_loaders, DataLoader.__iter__
+
+    def noting(loader: DataLoader) -> object:
+        started.append(loader)
+        return start(loader)
+
+    def keep(*given: object) -> tuple:
+        loaders.extend(build_loaders(*given))
+        return tuple(loaders)
+
+    monkeypatch.setattr(DataLoader, "__iter__", noting)
+    monkeypatch.setattr(module, "build_datasets", lambda _: (train_set, val_set, 10))
+    monkeypatch.setattr(module, "build_loaders", keep)
+    monkeypatch.setattr(module, "setup_distributed", mock.Mock(side_effect=StopIteration))
+    args = module.build_parser().parse_args([*ARGV, "--output-dir", str(tmp_path)])
+    with mock.patch.dict(os.environ, {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}):
+        with pytest.raises(StopIteration):
+            module.run(args)
+    workers = living_children() - others
+    train, val = loaders
+    assert started == [val, train] and len(workers) == 2
+    for loader in (val, train, val):
+        assert {pid for _, pids in loader for pid in pids.tolist()} < workers
+    assert workers == living_children() - others
+    # Two passes over a share of it, and no more.
+    assert (len(val), val_set.asked.item()) == (10, 40)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    args = module.build_parser().parse_args([*ARGV, "--workers", "0"])
+    train, val = build_loaders(args, train_set, val_set, 0, 2)
+    assert (train.pin_memory, val.pin_memory) == (True, False)
+
+
+def test_numpy_differs_by_rank() -> None:
+    """Numbers that a data set draws by numpy are not seeded by image, but no rank repeats those of
+    another."""
+    module = load_chapter("02_distributed")
+    args = module.build_parser().parse_args(ARGV)
+    for loader in (0, 1):
+        drawn = []
+        for rank in range(2):
+            batches = module.build_loaders(args, CountsItems(), CountsItems(), rank, 2)[loader]
+            drawn += [number for numbers, _ in batches for number in numbers.tolist()]
+        assert len(set(drawn)) == len(drawn) == 40
+
+
 # ------------------------------------------------------------------------------------ augmentation
 
 
 NOTED: list = []
+
+
+def note_seed(*_: object) -> None:
+    """In place of train_one_epoch: note where dropout's random numbers begin."""
+    NOTED.append(torch.initial_seed())
+
+
+def seeds_of_dropout(argv: list[str]) -> list[int]:
+    """In a crew member: by epoch."""
+    NOTED.clear()
+    patches = {"train_one_epoch": note_seed, "build_model": tiny_float32}
+    answer = call_main("02_distributed", argv, patches)
+    assert answer["exit"] is None, answer
+    return NOTED[:]
+
+
+def test_dropout_differs(crew: Crew, tmp_path: Path) -> None:
+    """Between ranks, epochs and neighbouring seeds."""
+    argv = ["--synthetic", "16", "--image-size", "8", "--batch-size", "8", "--epochs", "3"]
+    seeds = []
+    for seed in ("0", "1"):
+        more = ["--workers", "0", "--seed", seed, "--output-dir", str(tmp_path / seed)]
+        for answer in crew.run(seeds_of_dropout, argv + more, world_size=2):
+            seeds += answer
+    assert len(set(seeds)) == len(seeds) == 12
 
 
 def note_images(args: object, model: object, loader: DataLoader, *others: object) -> None:

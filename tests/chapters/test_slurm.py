@@ -65,6 +65,7 @@ def counting(*given):
 
 
 chapter.to_device = counting
+chapter.STOP_EVERY = 1
 if __name__ == "__main__":
     chapter.main()
 """
@@ -301,7 +302,7 @@ def test_when_to_requeue(script: Path, began: str, tmp_path: Path) -> None:
     log = tmp_path / "runs/imagenet-7/metrics.jsonl"
     log.parent.mkdir(parents=True)
 
-    def lines(words: str) -> str:  # as RunLog writes them
+    def lines(words: str) -> str:  # as log writes them
         return "".join(json.dumps({"event": word}) + "\n" for word in words.split())
 
     log.write_text(lines(before))

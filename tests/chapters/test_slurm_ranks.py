@@ -98,7 +98,7 @@ def test_ranks(request_: tuple, chapter: ModuleType, environment: pytest.MonkeyP
     places = [place_of(chapter, env, number, procs, visible) for number in range(procs)]
     assert ["{RANK}/{WORLD_SIZE} {LOCAL_RANK}".format(**place) for place in places] == expected
     address = "127.0.0.1" if env["SLURM_STEP_NUM_NODES"] == "1" else "n1"
-    shared = {"LOCAL_WORLD_SIZE": str(procs), "MASTER_PORT": "14711", "MASTER_ADDR": address}
+    shared = {"LOCAL_WORLD_SIZE": str(procs), "MASTER_PORT": "11504", "MASTER_ADDR": address}
     assert all(shared.items() <= place.items() for place in places)
 
 
@@ -120,7 +120,8 @@ def test_ports(chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
     ports = [port(job) for job in (*range(1, 3000, 97), *range(19_990, 20_010), 2**31)]
     assert min(ports) >= 10_000 and max(ports) < 30_000
     assert port(77) == port(77, SLURM_RESTART_COUNT="3")
-    assert len({port(job) for job in range(500, 540)} | {port(500, 41), port(500, 42)}) == 42
+    side_by_side = [(job, step) for job in range(500, 540) for step in range(8)]
+    assert len({port(job, step) for job, step in side_by_side}) == len(side_by_side)
 
 
 def test_workers(chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
@@ -136,9 +137,10 @@ def test_processes_share_the_cores(chapter: ModuleType, environment: pytest.Monk
     for name, value in task(0, 0, 1, 1, 0).items():
         environment.setenv(name, value)
     environment.delenv("OMP_NUM_THREADS", raising=False)
-    environment.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    environment.setattr("torch.get_num_threads", lambda: 6)
     environment.setattr(signal, "signal", lambda *_: None)
-    environment.setattr("torch.multiprocessing.spawn", lambda *_: None)
+    ended = SimpleNamespace(join=lambda grace_period: True)
+    environment.setattr("torch.multiprocessing.spawn", lambda *_, join: ended)
     chapter.main(["--synthetic", "8", "--procs-per-task", "3", "--output-dir", "nowhere"])
     assert os.environ["OMP_NUM_THREADS"] == "2"
 
@@ -226,6 +228,8 @@ def leg(chapter: str, argv: list[str], ask: dict[str, Any]) -> dict:
         return evaluate(*given)
 
     patches = {"to_device": counting, "evaluate": evaluating, "build_model": tiny_float64}
+    if chapter == SLURM:
+        patches["STOP_EVERY"] = ask.get("every", 1)
     answer = call_main(chapter, argv, patches)
     handles = [signal.getsignal(number) is not signal.SIG_DFL for number in (USR1, TERM)]
     return answer | at | {"handles": handles, "workers": len(workers), "seeds": list(seeds)}
@@ -291,16 +295,16 @@ def test_stop(
 
 
 def test_stop_between_two_looks(crew: Crew, tmp_path: Path) -> None:
-    """The ranks look when they write a line: after the first step of an epoch, every --print-freq
-    steps, and after its last. What loader workers have fetched beyond the stop is not lost."""
-    freq = ["--print-freq", 3, "--workers"]
-    first = one_start(crew, tmp_path, 2, *freq, 2, step=6)
+    """The ranks look every STOP_EVERY steps of an epoch and after its last, whatever --print-freq
+    says. What loader workers have fetched beyond the stop is not lost."""
+    freq = ["--print-freq", 2, "--workers"]
+    first = one_start(crew, tmp_path, 2, *freq, 2, step=6, every=3)
     assert_stopped(first, tmp_path, 1, 3, 7)
-    last = one_start(crew, tmp_path, 2, *freq, 1)
+    last = one_start(crew, tmp_path, 2, *freq, 1, every=3)
     assert last[0]["exit"] is None
-    assert [row["step"] for row in rows(tmp_path, "train")] == [1, 3, 4, 5, 7, 8, 9, 11, 12]
+    assert [row["step"] for row in rows(tmp_path, "train")] == [1, 2, 4, 5, 6, 8, 9, 10, 12]
     assert [answers[0]["step"] for answers in (first, last)] == [7, 5]
-    # Two epochs of each start: what is left of one is not augmented as its beginning was.
+    # Two epochs of each start: dropout in what is left of one is not as at its beginning.
     seeds = [seed for answer in (*first, *last) for seed in answer["seeds"]]
     assert len(set(seeds)) == len(seeds) == 8
     assert_plain(tmp_path)
@@ -319,7 +323,7 @@ def test_loader_workers_survive(crew: Crew, tmp_path: Path) -> None:
     """Slurm signals every process of a step, and the workers have none of their ranks' handlers.
     By the second step both workers of the rank have delivered, and so begun."""
     answers = one_start(crew, tmp_path, 2, "--workers", 2, step=2, workers=[USR1, TERM])
-    assert [answer["workers"] for answer in answers] == [0, 2]
+    assert [answer["workers"] for answer in answers] == [0, 4]  # two of each loader
     assert answers[0]["exit"] is None, answers
     assert_plain(tmp_path)
 

@@ -123,7 +123,12 @@ UNREADABLE = {
 
 @pytest.mark.parametrize(
     ("kind", "split", "workers"),
-    [("truncated", "train", 0), ("sixteen_bits", "train", 0), ("truncated", "val", 1)],
+    [
+        ("truncated", "train", 0),
+        ("sixteen_bits", "train", 0),
+        ("truncated", "val", 1),
+        ("failing disk", "train", 1),
+    ],
 )
 def test_unreadable_image(
     crew: Crew, kind: str, split: str, workers: int, tmp_path: Path, fault_table: FaultTable
@@ -132,12 +137,16 @@ def test_unreadable_image(
     the same everywhere.)"""
     image_tree(tmp_path / "data", "ab", "ab")
     bad = tmp_path / "data" / split / "a/bad.jpg"
-    bad.write_bytes(UNREADABLE[kind])
+    if kind in UNREADABLE:
+        bad.write_bytes(UNREADABLE[kind])
+    else:
+        bad.symlink_to("/proc/self/mem")  # to read it is a real I/O error
     # One batch is the whole of train/, or the file might be in the rest that is dropped.
     batch = str(len(list(tmp_path.glob("data/train/*/*"))))
     argv = [*BASE, "--data", "data", "--workers", str(workers), "--batch-size", batch]
     (answer,) = crew.run(call, HUB, argv, tmp_path)
     assert str(bad.relative_to(tmp_path)) in last_words(answer)
+    assert kind != "failing disk" or "Input/output error" in last_words(answer)
     assert not list(tmp_path.glob("out/*.pt*"))
     outcome = "the run ends, its last line has the path"
     fault_table(f"{kind} image in {split}/, --workers {workers}", HUB, outcome, None)

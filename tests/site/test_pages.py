@@ -104,7 +104,7 @@ def test_code_is_highlighted(sample: Callable) -> None:
         ("@code 02_distributed/main.py rum", "defines no rum; there are: "),
         ('@code 02_distributed/main.py run "nowhere"', "'nowhere' must be in one line of run of"),
         ('@code 02_distributed/main.py run "args"', "is in: ["),
-        ('@code 02_distributed/main.py cleanup {hl="gone"}', "hl='gone' is in none of lines"),
+        ('@code 02_distributed/main.py check_same {hl="gone"}', "hl='gone' is in none of lines"),
         ("@code 02_distributed/main.py run", "more than 20"),
         ("@cod 02_distributed/main.py run", "there is no @cod"),
     ],
@@ -119,7 +119,7 @@ EXAMPLES = sorted(
     str(file.relative_to(ROOT))
     for table in DOCS.glob("examples/*/comments.zh.json")
     for file in table.parent.glob("*.py")
-)
+) + [f"{chapter}/minimal.py" for chapter in CHAPTERS]
 
 
 @pytest.mark.parametrize("path", EXAMPLES)
@@ -201,7 +201,7 @@ def test_twin_that_is_missing(tmp_path: Path) -> None:
 
 def test_pasted_code_is_found(tmp_path: Path) -> None:
     lines = (ROOT / "02_distributed/main.py").read_text().splitlines()
-    at = next(n for n, line in enumerate(lines) if "= setup_distributed(" in line)
+    at = next(n for n, line in enumerate(lines) if "device = setup_device(" in line)
     page = "# T {#t}\n\n``` { .python .example }\n" + "\n".join(lines[at : at + 6]) + "\n```\n"
     assert "is pasted: use @code" in "\n".join(twins(tmp_path, page, page))
 

@@ -157,10 +157,9 @@ def call_main(chapter: str, argv: list[str], patches: dict[str, Any] | None = No
             changes.enter_context(mock.patch.object(module, name, value))
         try:
             if chapter == "03_multiprocessing":
-                # What its main does before it starts processes.
-                module.check_output_dir(module.build_parser().parse_args(argv))
                 nodes = ["--nprocs", os.environ["WORLD_SIZE"]]
-                module.worker(int(os.environ["RANK"]), [*argv, *nodes], None)
+                os.environ["INIT_METHOD"] = "env://"
+                module.worker(int(os.environ["RANK"]), [*argv, *nodes])
             else:
                 module.main(argv)
         except SystemExit as error:

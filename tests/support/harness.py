@@ -29,10 +29,8 @@ LAUNCHER_VARIABLES = (
     "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_", "TORCHELASTIC", "GROUP_",
     "ROLE_", "SLURM_", "HOROVOD_",
 )  # fmt: skip
-CHECKPOINT_KEYS = {
-    "model", "optimizer", "scaler", "epoch", "step_in_epoch", "global_step",
-    "best_acc1", "num_classes", "args",
-}  # fmt: skip
+CHECKPOINT_KEYS = {"model", "optimizer", "epoch", "global_step", "best_acc1", "num_classes", "args"}
+OWN_KEYS = {"04_apex": {"scaler"}, "06_slurm": {"step_in_epoch"}}
 # What has a chapter compute as the others do: 04 is in 16 bits unless told otherwise.
 AS_OTHERS = {"04_apex": ["--amp-dtype", "fp32"]}
 # What a process says that has used gloo and aborts while Python ends, its work done: a race in

@@ -48,15 +48,16 @@ def train_plainly(
     targets = torch.tensor([int(target) for _, target in data])
     assert len(images) == IMAGES and images.dtype == torch.uint8
     torch.manual_seed(SEED)
-    model = build("", classes, False)
+    model = build(None, classes, False)
     model.train()
     parameters = list(model.parameters())
     momentum = [torch.zeros_like(parameter) for parameter in parameters]
     warmup, total = WARMUP_EPOCHS * STEPS, EPOCHS * STEPS
     step = 0
     for epoch in range(epochs):
-        # What DistributedSampler documents: one permutation for all ranks, from seed + epoch.
-        order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(SEED + epoch))
+        # What DistributedSampler documents: one permutation for all ranks, from its seed + epoch.
+        number = SEED * 1_000_003 + epoch
+        order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(number))
         for batch in order.split(BATCH)[:STEPS]:
             middle = step + 0.5
             share = middle / warmup
@@ -89,8 +90,8 @@ def train(chapter: str, argv: list[str], build: Callable) -> dict:
     """In a crew member: train, and return the parameters that this rank ends with."""
     built = []
 
-    def build_and_keep(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
-        built.append(build(arch, num_classes, pretrained))
+    def build_and_keep(args: object, num_classes: int, pretrained: bool) -> nn.Module:
+        built.append(build(args, num_classes, pretrained))
         return built[0]
 
     answer = call_main(chapter, argv, {"build_model": build_and_keep})
@@ -105,7 +106,7 @@ def assert_is_plain_training(
     """Parameters and momentum are those of the plain loop; and the run did all the steps."""
     model, momentum = train_plainly(build, lr)
     assert state["global_step"] == EPOCHS * STEPS
-    assert (state["epoch"], state["step_in_epoch"]) == (EPOCHS, 0)
+    assert (state["epoch"], state.get("step_in_epoch", 0)) == (EPOCHS, 0)
     assert [row["images"] for row in rows(run_dir, "eval")] == [IMAGES // 4] * EPOCHS
     # Or two loops that do not train would agree as well.
     untrained, _ = train_plainly(build, lr, epochs=0)

@@ -39,26 +39,26 @@ class Stateful(nn.Module):
         return self.layers(images)
 
 
-def tiny_float32(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
+def tiny_float32(args: object, num_classes: int, pretrained: bool) -> nn.Module:
     """Takes the place of build_model; so do those below."""
     return TinyModel(num_classes)
 
 
-def tiny_float64(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
+def tiny_float64(args: object, num_classes: int, pretrained: bool) -> nn.Module:
     return TinyModel(num_classes).double()
 
 
-def stateful(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
+def stateful(args: object, num_classes: int, pretrained: bool) -> nn.Module:
     return Stateful(num_classes)
 
 
-def tiny_batchnorm(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
+def tiny_batchnorm(args: object, num_classes: int, pretrained: bool) -> nn.Module:
     return TinyModel(num_classes, nn.BatchNorm2d(8)).double()
 
 
-def tiny_other_on_each_rank(arch: str, num_classes: int, pretrained: bool) -> nn.Module:
+def tiny_other_on_each_rank(args: object, num_classes: int, pretrained: bool) -> nn.Module:
     """As when a rank has drawn other random numbers before: rank 0's weights must count."""
-    model = tiny_float64(arch, num_classes, pretrained)
+    model = tiny_float64(args, num_classes, pretrained)
     for parameter in model.parameters():
         parameter.data += int(os.environ.get("CREW_RANK", 0))
     return model

@@ -39,7 +39,7 @@ def tiny_model() -> Any:
 
 def one_run(number: int, variant: str, train: float, cpu: float, foreign: float) -> dict:
     row = {"round": number, "variant": variant, "train": train, "cpu": cpu, "foreign": foreign}
-    other = {"val": 80, "first_step": 1, "data_wait": 0.01, "wall": 20.0, "memory": 900}
+    other = {"val": 80, "first_step": 1, "wall": 20.0, "memory": 900}
     return row | other | {"failed": None}
 
 
@@ -80,11 +80,11 @@ def test_failed_runs_count_for_nothing() -> None:
 
 
 def test_a_log_tells_rates_without_the_first_step() -> None:
-    first = {"max_memory": 900, "data_wait": 0.5, "seconds": 9.0, "step": 1, "time": 1000}
-    last = {"max_memory": 901, "data_wait": 0.1, "seconds": 19.0, "step": 20, "time": 1020}
+    first = {"max_memory": 900, "seconds": 9.0, "step": 1, "time": 1000}
+    last = {"max_memory": 901, "seconds": 19.0, "step": 20, "time": 1020}
     validated = {"time": 1025, "images": 100}
     log = run_log.Run(Path("log"), [{"global_batch_size": 32}], [first, last], [validated])
-    expected = {"train": 32, "val": 20, "first_step": 10, "data_wait": 0.1, "memory": 901}
+    expected = {"train": 32, "val": 20, "first_step": 10, "memory": 901}
     assert benchmark.measures(log, begun=990.0) == pytest.approx(expected)
 
 

@@ -108,12 +108,14 @@ PLANTED = {
     "04_apex --amp-dtype fp32": (
         "chapters", "04_apex/main.py", 'if "RANK" not in os.environ', "if True"),
     "waits in an ordinary step": (
-        "exactness", "02_distributed/main.py", "log.step += 1", "log.step += 1; loss.item()"),
+        "exactness", "02_distributed/main.py", "optimizer.zero_grad()",
+        "optimizer.zero_grad(); loss.item()"),
     "memory over many all-reduces": (
-        "exactness", "02_distributed/main.py", "    return tensor\n",
-        "    PIXELS.held = [getattr(PIXELS, 'held', 0), torch.ones(20_000)]\n    return tensor\n"),
+        "exactness", "02_distributed/main.py", "    dist.all_reduce(sums)  # [dist]\n    # (a",
+        "    dist.all_reduce(sums)\n    STD.append(torch.ones(20_000))\n    # (a"),
     "two ranks on one device, over gloo": (
-        "exactness", "02_distributed/main.py", "    model.train()\n", "    sleep(1e6)\n"),
+        "exactness", "02_distributed/main.py", "    model.train()\n",
+        "    __import__('time').sleep(1e6)\n"),
     "02's loop against a bare one": (
         "speed", "01_dataparallel/main.py", "        loss.backward()", "        raise OSError"),
 }  # fmt: skip
@@ -125,7 +127,7 @@ def test_planted_fault(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for folder in ("tools", *(path.name for path in ROOT.glob("0[1-7]_*"))):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     text = (tmp_path / file).read_text()
-    assert text.count(old) >= 1
+    assert text.count(old) == 1
     (tmp_path / file).write_text(text.replace(old, new))
     hangs = "sleep" in new
     only = (

@@ -26,15 +26,25 @@ def start(resumed_from_step: int = 0) -> Row:
 
 
 def measured(event: str, step: int, shift: float = 0.0) -> Row:
-    row = {"event": event, "time": 1_700_000_000.0 + step, "step": step, "max_memory": 1000 + step}
-    return row | {"loss": 2.5 / step + shift, "acc1": 90.0 - 50.0 / step + shift}
+    row = {"event": event, "time": 1_700_000_000.0 + step, "step": step, "loss": 2.5 / step + shift}
+    return row | {"acc1": 90.0 - 50.0 / step + shift, "max_memory": 1000 + step}
 
 
+NAMES = ("loss", "acc1", "max_memory")
 train, evaluation = partial(measured, "train"), partial(measured, "eval")
 
 
 def end(step: int) -> Row:
     return {"event": "end", "best_acc1": 80.0, "step": step}
+
+
+# Of somebody's own loss and metrics; what is no number is in no picture.
+OWN = [
+    {"event": "train", "time": 1.0, "epoch": 0, "step": 4, "loss": 0.9, "size": 3},
+    {"event": "train", "time": 1.0, "epoch": 0, "step": 8, "loss": 0.7, "lr": 0.01, "size": 3},
+    {"event": "eval", "time": 2.0, "epoch": 0, "step": 8, "loss": 0.6, "f1": 0.5, "exact": 1}
+    | {"best_acc1": None, "file": "x.csv", "by_class": [0.5], "good": True},
+]
 
 
 def rows_to(last: int, first: int = 1, shift: float = 0.0) -> list[Row]:
@@ -135,6 +145,27 @@ def test_the_curves_are_the_rows(tmp_path: Path) -> None:
     assert [line[0] for line in curves(one, two, one)] == [blue, blue, red, red, green, green]
 
 
+def test_every_number_has_a_panel(tmp_path: Path) -> None:
+    """Those of validation come first, whatever their names are; and so the best score's. One that
+    never changes has none."""
+    own = read_run(write(tmp_path / "own", start(), *OWN, {"event": "end", "best_f1": 0.5}))
+    other = read_run(write(tmp_path / "other", start(), *rows_to(8), end(8)))
+    going_on = read_run(write(tmp_path / "on", start(), *OWN, {"event": "end", "best_f1": None}))
+
+    figure = plot.draw([own], ["own"])
+    drawn = {axes.get_title(loc="left"): axes.lines for axes in figure.axes}
+    assert [*drawn] == ["loss", "f1", "exact", "lr"]
+    assert [list(line.get_ydata()) for line in drawn["f1"]] == [[], [0.5]]
+    assert [list(line.get_ydata()) for line in drawn["lr"]] == [[0.01], []]
+    assert figure.get_suptitle().startswith("own,  best f1 0.5,  1 x ")
+
+    figure = plot.draw([own, other, going_on], ["own", "other", "on"])
+    drawn = [axes.get_title(loc="left") for axes in figure.axes]
+    assert drawn == ["loss", "f1", "exact", "acc1", "max_memory", "lr"]
+    names = [text.get_text().split() for text in figure.legends[0].get_texts()]
+    assert names == [["own", "best", "f1", "0.5"], ["other", "best", "acc1", "80"], ["on"]]
+
+
 def test_pictures_replace_their_own_kind_only(tmp_path: Path) -> None:
     """A real launch. One run goes into its own folder, and is drawn anew each time."""
     folder = write(tmp_path / "a_$_$", start(), *rows_to(8), end(8))
@@ -156,7 +187,9 @@ def test_pictures_replace_their_own_kind_only(tmp_path: Path) -> None:
 
 def assert_shows(events: Any, rows: list[Row]) -> None:
     """TensorBoard shows the numbers of the rows, in single precision."""
-    for tag in ("train/loss", "train/max_memory", "eval/acc1"):
+    wanted = [f"{event}/{name}" for event in ("train", "eval") for name in NAMES]
+    assert sorted(events.Tags()["scalars"]) == sorted(wanted)
+    for tag in wanted:
         event, name = tag.split("/")
         rows_of_tag = [row for row in rows if row["event"] == event and row[name] is not None]
         wanted = [(row["step"], row["time"], pytest.approx(row[name])) for row in rows_of_tag]

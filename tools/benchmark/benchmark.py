@@ -116,8 +116,8 @@ def command_of(variant: str, args: argparse.Namespace, work: Path, copy: int) ->
 
 
 def measures(run: Run, begun: float) -> dict[str, float]:
-    """What the log of an epoch tells: images/s without the first step, its second, MiB, share of
-    waiting for data. Its rows are the first step and the last one."""
+    """What the log of an epoch tells: images/s without the first step, its second, MiB. Its rows
+    are the first step and the last one."""
     first, last = run.train
     [validated] = run.eval
     images = (last["step"] - first["step"]) * run.starts[0]["global_batch_size"]
@@ -125,7 +125,6 @@ def measures(run: Run, begun: float) -> dict[str, float]:
         "train": images / last["seconds"],
         "val": validated["images"] / (validated["time"] - last["time"]),
         "first_step": first["time"] - begun,
-        "data_wait": last["data_wait"],
         "memory": max(first["max_memory"], last["max_memory"]),
     }
 

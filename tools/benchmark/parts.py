@@ -97,7 +97,7 @@ def input_pipeline(folder: Path, image_size: int, passes: int, rounds: int) -> d
     chapter = load_chapter("02_distributed")
     torch.set_num_threads(1)
     theirs = ImageFolder(folder / "train", reference.train_view(image_size))
-    options = Namespace(data=folder, synthetic=None, image_size=image_size)
+    options = Namespace(data=folder, image_size=image_size, evaluate=False)
     ours = chapter.build_datasets(options)[0]
     paths = [path for path, _ in ours.samples]
     differences = []
@@ -162,16 +162,16 @@ def loop_mode(argv: list[str], steps: int, rounds: int) -> dict:
     in memory, and the same model. Chapter 01's loop is that of 02, without a process group."""
     chapter = load_chapter("01_dataparallel")
     args = chapter.build_parser().parse_args(argv)
-    device = chapter.setup_distributed(args)[2]
+    device = chapter.setup_device(args)
     images = chapter.build_datasets(args)[0]
     batches = list(DataLoader(images, args.batch_size, pin_memory=device.type == "cuda"))
     batches = [batches[step % len(batches)] for step in range(steps)]
-    raw_model = chapter.build_model(args.arch, 10, False)
-    optimizer = chapter.build_optimizer(args, raw_model, {}, device)
+    raw_model = chapter.build_model(args, 10, False)
+    raw_model.to(device, memory_format=torch.channels_last)
+    optimizer = chapter.build_optimizer(args, raw_model)
     model = chapter.wrap_model(args, raw_model)
-    log = chapter.RunLog(args, 0, {})
     works = {
-        "ours": lambda: chapter.train_one_epoch(args, model, batches, optimizer, log),
+        "ours": lambda: chapter.train_one_epoch(args, model, batches, optimizer, 0, 0, 0),
         "bare": lambda: bare_epoch(chapter, args.bf16, model, batches, optimizer),
     }
     in_turns(works, 1)  # warm-up

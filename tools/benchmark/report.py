@@ -10,7 +10,7 @@ WORDS = json.loads(Path(__file__).with_name("words.json").read_text(encoding="ut
 JSON_NAME = "benchmark.json"
 LOADED = 0.35  # CPUs that others kept busy: above it a run's wall figures are not used
 # What a run measures, and whether the load of the machine enters into it.
-WALL, CPU = ("train", "val", "first_step", "data_wait", "wall"), ("memory", "cpu")
+WALL, CPU = ("train", "val", "first_step", "wall"), ("memory", "cpu")
 
 
 # --------------------------------------------------------------------------------------- numbers
@@ -138,10 +138,9 @@ def tables(result: dict, language: str) -> str:
     rows = []
     for name, f in summary["variants"].items():
         star = " *" * (f["runs"] == f["loaded"] > 0)
-        wait = f["data_wait"] and f"{100 * middle(f['data_wait']):.1f} %"
         row = [name + star, f["train"], f["train_ratio"], f["val"], f["val_ratio"]]
         memory = [show(middle(f["memory"]), 4)] if gpus else []
-        row += [f["first_step"], wait, *memory, f["cpu"], f["cpu_ratio"]]
+        row += [f["first_step"], *memory, f["cpu"], f["cpu_ratio"]]
         rows.append(row)
     memory = words["gpu_memory"] if gpus else ""
     lines += ["", *table(words["variants"].format(memory=memory), rows)]

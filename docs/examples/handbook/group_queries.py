@@ -21,6 +21,7 @@ def main() -> None:
     print(f"rank {rank} now: initialized {dist.is_initialized()}, of {dist.get_world_size()}")
     print(f"rank {rank} on this machine: {dist.get_node_local_rank()}")
     print(f"rank {rank} backend {dist.get_backend()}, for {dist.get_backend_config()}")
+    dist.barrier()  # rank 1 may still be connecting: rank 0 must not leave before
     dist.destroy_process_group()
     print(f"rank {rank} after destroy: initialized {dist.is_initialized()}")
 

@@ -1,6 +1,6 @@
 """Minimal training on all GPUs of a machine from one process (or on the CPU).
 
-python docs/examples/skeletons/01.py
+python 01_dataparallel/minimal.py
 """
 
 import torch
@@ -9,15 +9,18 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def main() -> None:
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+
     torch.manual_seed(0)
     points = torch.randn(512, 8)
     data = TensorDataset(points, (points.sum(1) > 0).long())
     global_batch = 64  # is divided among the GPUs
     loader = DataLoader(data, batch_size=global_batch, shuffle=True)
+
     model = nn.Linear(8, 2).to(device)
     dp_model = nn.DataParallel(model) if torch.cuda.device_count() > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
     for epoch in range(3):
         for inputs, targets in loader:
             logits = dp_model(inputs.to(device))  # scatter, replicate, forward, gather
@@ -26,7 +29,9 @@ def main() -> None:
             loss.backward()
             optimizer.step()
         print(f"epoch {epoch}  loss of the last batch {loss.item():.4f}")
-    torch.save(model.state_dict(), "skeleton.pt")  # not dp_model: its names begin with "module."
+
+    # Not dp_model: its names begin with "module."
+    torch.save(model.state_dict(), "skeleton.pt")
 
 
 if __name__ == "__main__":
