@@ -7,7 +7,7 @@ whole copy.
     # two processes on generated images, with or without GPUs
     torchrun --standalone --nproc-per-node 2 02_distributed/main.py --synthetic \
         --arch resnet18 --image-size 64 --batch-size 64 --epochs 3
-    # ImageNet on all GPUs of a machine; on two machines (same on both; HOST names one)
+    # ImageNet on all GPUs of a machine; on two machines (type it on both; HOST is one)
     torchrun --standalone --nproc-per-node gpu 02_distributed/main.py --data /imagenet
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d \
         --rdzv-endpoint HOST:29400 02_distributed/main.py --data /imagenet
@@ -58,7 +58,7 @@ def fail(line: str) -> NoReturn:
 
 # ---- command line ----
 def build_parser() -> argparse.ArgumentParser:
-    """The flags: same names, defaults and order in every chapter, its own ones last."""
+    """The flags, with their defaults."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -72,12 +72,14 @@ def build_parser() -> argparse.ArgumentParser:
 
     images = parser.add_mutually_exclusive_group(required=True)
     images.add_argument("--data", metavar="DIR", help="ImageNet, in train/ and val/")
-    images.add_argument("--synthetic", type=int, nargs="?", const=1280, help="made-up")
+    images.add_argument(
+        "--synthetic", type=int, nargs="?", const=1280, help="so many made-up images"
+    )
     parser.add_argument("--arch", default="resnet50", help="a model of torchvision")
     parser.add_argument("--image-size", type=int, default=224, help="pixels a side")
     parser.add_argument("--epochs", type=int, default=90, help="passes over the images")
     parser.add_argument("--batch-size", type=int, default=256, help="of all ranks")
-    parser.add_argument("--lr", type=float, default=0.1, help="peak, for 256 images")
+    parser.add_argument("--lr", type=float, default=0.1, help="peak, at batch 256")
     parser.add_argument("--warmup-epochs", type=float, help="None: min(5, epochs / 10)")
     parser.add_argument("--weight-decay", type=float, default=1e-4, help="L2 penalty")
     parser.add_argument("--label-smoothing", type=float, default=0.0, help="0 to 1")
@@ -113,6 +115,7 @@ def check_flags(args: Namespace, world_size: int) -> None:
 # ---- processes ----
 def setup_device(local_rank: int) -> torch.device:
     """The GPU of this process, made its current one, or the CPU."""
+    # An old driver counts GPUs that torch cannot open.
     if torch.cuda.device_count() and not torch.cuda.is_available():
         fail("torch cannot use the GPUs of this machine: its driver may be too old")
     if not torch.accelerator.is_available():
@@ -145,20 +148,20 @@ def setup_distributed(args: Namespace, device: torch.device) -> None:
 def wrap_model(args: Namespace, model: nn.Module) -> nn.Module:
     """What training steps call. It shares its weights with `model`."""
     if args.sync_bn:
-        # New layers with the same parameters, which the optimizer has already.
+        # Puts new layers into `model`, with the same parameters and statistics.
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist]
     # Rank 0 gives all ranks its weights now, and BatchNorm statistics in each step.
     # backward() averages the gradients; gradient_as_bucket_view spares a copy of them.
+    # (device_ids would say where the model is to go: it is there already.)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # [dist]
     return torch.compile(model) if args.compile else model
 
 
-def check_same(numbers: list[int], world_size: int, device: torch.device) -> None:
-    """Fail, on all ranks, if these numbers differ, and so their data or checkpoint."""
-    sums = torch.tensor([numbers, [number**2 for number in numbers]], device=device)
-    dist.all_reduce(sums)  # [dist]
-    # (a + b)² = 2 (a² + b²) only if a = b, and so for any number of ranks.
-    if not torch.equal(sums[0] ** 2, world_size * sums[1]):
+def check_same(numbers: list[int], device: torch.device) -> None:
+    """Fail, on all ranks, if a rank has other numbers than the rest."""
+    both = torch.tensor([numbers, [-number for number in numbers]], device=device)
+    dist.all_reduce(both, dist.ReduceOp.MAX)  # [dist]
+    if not torch.equal(both[0], -both[1]):  # the largest numbers, and the smallest
         fail(f"other ranks have different data or a different checkpoint: {numbers}")
 
 
@@ -213,7 +216,7 @@ def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, int]:
     val_view = v2.Compose([v2.Resize(size * 8 // 7), v2.CenterCrop(size)])
     val_set = ImageFolder(root / "val", val_view, loader=load_image)
     if args.evaluate:
-        return val_set, val_set, len(val_set.classes)  # without train/
+        return val_set, val_set, len(val_set.classes)  # nobody trains
     train_set = ImageFolder(root / "train", train_view, loader=load_image)
 
     odd = sorted(set(train_set.classes) ^ set(val_set.classes))
@@ -238,7 +241,7 @@ class RandomViews(Dataset):
     def __init__(self, dataset: Dataset, seed: int) -> None:
         self.dataset = dataset
         self.seed = seed
-        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # with workers
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # by workers
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -246,8 +249,9 @@ class RandomViews(Dataset):
     def __getitem__(self, index: int) -> Any:
         number = zlib.crc32(f"{self.seed} {self.epoch.item()} {index}".encode())
         python_state = random.getstate()
-        with torch.random.fork_rng(devices=[]):  # dropout's are then as they were
-            torch.default_generator.manual_seed(number)  # torch.manual_seed is slow
+        with torch.random.fork_rng(devices=[]):  # dropout uses this generator as well
+            # Not torch.manual_seed, which is slow, because it seeds GPUs too.
+            torch.default_generator.manual_seed(number)
             random.seed(number)
             item = self.dataset[index]
         random.setstate(python_state)
@@ -264,12 +268,12 @@ def build_loaders(
         "num_workers": args.workers,
         "persistent_workers": args.workers > 0,
         "multiprocessing_context": "fork" if args.workers else None,
-        # For data sets that draw by numpy: other numbers on each rank.
+        # It seeds the workers, numpy too: other numbers on each rank.
         "generator": torch.Generator().manual_seed(seed + rank),  # [dist]
     }
 
-    # All ranks shuffle alike and take every world_size-th image: in a step, together
-    # the next batch_size. drop_last makes shares, and so numbers of steps, equal.
+    # All ranks shuffle alike, and each takes every world_size-th image: together they
+    # have the next batch. drop_last gives all ranks the same number of steps.
     sampler = DistributedSampler(  # [dist]
         train_set, world_size, rank, seed=seed, drop_last=True
     )
@@ -280,17 +284,18 @@ def build_loaders(
         pin_memory=torch.accelerator.is_available(),
         **options,
     )
-    share: list[int] = []
+    share: list[int] = []  # of the validation images: filled below
     val_loader = DataLoader(val_set, sampler=share, **options)
 
-    # This forks the workers, which live for the whole run. It comes before the process
-    # group, whose threads may hold locks that a fork copies as locked. Pinning takes a
-    # thread as well, so only the loader that starts last does it.
+    # iter() forks a loader's workers, which live for the whole run: every loop over the
+    # loader uses them. The process group comes later because it has threads: a fork
+    # would copy their locks as they are. Pinning memory takes a thread as well, so only
+    # the loader that starts last does it.
     iter(val_loader)
     if not args.evaluate:
         iter(train_loader)
 
-    # Not before: they would load batches now and hold them until the first evaluation.
+    # Only now, or workers would load images that nobody wants before the epoch's end.
     # A DistributedSampler repeats or drops images; these ranks take each once.
     share += range(rank, len(val_set), world_size)  # [dist]
     return train_loader, val_loader
@@ -303,7 +308,7 @@ def build_model(args: Namespace, num_classes: int, pretrained: bool) -> nn.Modul
     model = get_model(args.arch, num_classes=num_classes)
     if pretrained:
         weights = get_model(args.arch, weights="DEFAULT").state_dict()
-        for name, own in model.state_dict().items():
+        for name, own in model.state_dict().items():  # in the model's own memory
             if own.shape == weights[name].shape:
                 own.copy_(weights[name])
             else:
@@ -348,13 +353,13 @@ def load_checkpoint(args: Namespace) -> dict:
     # Without these two arguments every rank loads onto GPU 0, and a file can run code.
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        arch = checkpoint["args"].get("arch")
+        arch = checkpoint["args"].get("arch")  # .get: your program may have no --arch
     except Exception as error:
         fail(f"--resume {path} is not a checkpoint that can be loaded: {error!r}")
     if arch != vars(args).get("arch"):
         fail(f"--resume {path} is a {arch}: type --arch {arch}")
     if checkpoint.get("step_in_epoch") and not args.evaluate:
-        fail(f"--resume {path} was saved inside an epoch: resume it where it was saved")
+        fail(f"--resume {path} was saved inside an epoch: resume it by its own program")
     return checkpoint
 
 
@@ -373,7 +378,7 @@ def save_checkpoint(folder: Path, state: dict, is_best: bool) -> None:
 # ---- log ----
 def log(args: Namespace, rank: int, event: str, fields: dict) -> None:
     """Rank 0 appends a row to metrics.jsonl, and prints it."""
-    if rank != 0:  # [dist] local_rank is 0 once per machine
+    if rank != 0:  # [dist] not local_rank, which is 0 once on each machine
         return
     folder = Path(args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -417,8 +422,8 @@ def train_one_epoch(
     epoch: int,
     first_step: int,
 ) -> None:
-    """Train on this rank's share of the images. No ordinary step waits for the device:
-    loss and hits add up there. (With --sync-bn torch waits, in every BatchNorm.)"""
+    """Train on this rank's share of the images. In an ordinary step nothing waits for
+    the device, where loss and hits add up. (With --sync-bn every BatchNorm waits.)"""
     device = next(model.parameters()).device
     criterion = nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # since the last row
@@ -426,10 +431,11 @@ def train_one_epoch(
     start = perf_counter()
 
     model.train()
+    # disable=None: a bar in a terminal only
     bar = tqdm(loader, f"epoch {epoch}", leave=False, disable=rank > 0 or None)
     for step, (images, targets) in enumerate(bar, start=1):
         images, targets = to_device(images, targets, device)
-        factor = lr_factor(args, epoch + (step - 0.5) / len(loader))
+        factor = lr_factor(args, epoch + (step - 0.5) / len(loader))  # mid-step
         for group in optimizer.param_groups:
             peak = group.setdefault("initial_lr", group["lr"])  # of build_optimizer
             group["lr"] = peak * factor
@@ -452,7 +458,7 @@ def train_one_epoch(
             all_loss, all_hits, all_count = sums.tolist()
             if not math.isfinite(all_loss):  # on all ranks: it is the same
                 at = f"{all_loss} at step {first_step + step}"
-                fail(f"the loss is {at}: lower --lr, --resume auto")
+                fail(f"the loss is {at}: use a lower --lr and --resume auto")
             seconds = perf_counter() - start
             row = {
                 "epoch": epoch,
@@ -462,7 +468,7 @@ def train_one_epoch(
                 "lr": optimizer.param_groups[0]["lr"],
                 "seconds": seconds,
                 "images_per_second": all_count / seconds,
-                "max_memory": torch.cuda.max_memory_allocated() >> 20,  # MiB, rank 0
+                "max_memory": torch.cuda.max_memory_allocated() >> 20,  # MiB of rank 0
             }
             log(args, rank, "train", row)
             sums.zero_()
@@ -473,7 +479,7 @@ def train_one_epoch(
 def evaluate(args: Namespace, model: nn.Module, loader: DataLoader, rank: int) -> dict:
     """Loss and accuracies on the validation set, by name, the same on all ranks. Exact
     for any number of images and ranks: sums over all of them, divided once."""
-    for buffer in model.buffers():  # the BatchNorm statistics of ranks differ
+    for buffer in model.buffers():  # of BatchNorm: ranks differ after their last step
         dist.broadcast(buffer, src=0)  # [dist] all evaluate the model that rank 0 saves
     device = next(model.parameters()).device
     sums = torch.zeros(4, dtype=torch.float64, device=device)
@@ -513,7 +519,8 @@ def run(args: Namespace) -> None:
     train_set, val_set, num_classes = build_datasets(args)
     check_data(args, checkpoint, len(train_set), num_classes)
 
-    # The loaders pin memory for the current device, and start before the ranks meet.
+    # In this order: pinned memory belongs to the current device, workers (which use no
+    # GPU) are forked before the ranks meet.
     device = setup_device(local_rank)
     train_loader, val_loader = build_loaders(args, train_set, val_set, rank, world_size)
     setup_distributed(args, device)  # [dist]
@@ -521,10 +528,10 @@ def run(args: Namespace) -> None:
     first_epoch = checkpoint.get("epoch", 0)
     step = checkpoint.get("global_step", 0)  # steps done, in all epochs
     best = checkpoint.get(f"best_{METRIC}")
-    check_same([len(train_set), len(val_set), step], world_size, device)  # [dist]
+    check_same([len(train_set), len(val_set), step], device)  # [dist]
 
     torch.manual_seed(args.seed)
-    fetch = args.pretrained and not checkpoint and rank == 0  # [dist] one rank fetches
+    fetch = args.pretrained and not checkpoint and rank == 0  # [dist] DDP sends them
     raw_model = build_model(args, num_classes, fetch)
     raw_model.to(device, memory_format=torch.channels_last)
     optimizer = build_optimizer(args, raw_model)
@@ -570,7 +577,7 @@ def run(args: Namespace) -> None:
         results = evaluate(args, raw_model, val_loader, rank)
         if not math.isfinite(results["loss"]):  # the last step has broken the weights
             at = f"{results['loss']} at step {step}"
-            fail(f"the loss is {at}: lower --lr, --resume auto")
+            fail(f"the loss is {at}: use a lower --lr and --resume auto")
         log(args, rank, "eval", {"epoch": epoch, "step": step, **results})
 
         is_best = best is None or results[METRIC] > best

@@ -126,7 +126,7 @@ MISTAKES = {
     ),
     "resume_inside_epoch": Mistake(
         "--synthetic 8 --resume inside_epoch.pt --arch resnet18",
-        "inside_epoch.pt was saved inside an epoch: resume it where it was saved$",
+        "inside_epoch.pt was saved inside an epoch: resume it by its own program$",
         of=tuple(chapter for chapter in CHAPTERS if chapter != SLURM),
     ),
     **{
@@ -273,7 +273,7 @@ def test_loss_is_not_finite(
     good one. The log stays JSON."""
     argv = [*BASE, "--synthetic", "8", "--epochs", "2", "--print-freq", "1"]
     change = partial(diverges, first_bad=first_bad, what=what)
-    says = rf"loss is (nan|inf) at step {first_bad}: lower --lr, --resume auto$"
+    says = rf"loss is (nan|inf) at step {first_bad}: use a lower --lr and --resume auto$"
     for answer in crew.run(call, chapter, argv, tmp_path, change, world_size=ranks_of(chapter)):
         assert re.search(says, one_line(answer, chapter))
     assert events(tmp_path / "out")[-1]["event"] in ("start", "eval", "train")

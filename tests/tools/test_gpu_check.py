@@ -111,8 +111,8 @@ PLANTED = {
         "exactness", "02_distributed/main.py", "optimizer.zero_grad()",
         "optimizer.zero_grad(); loss.item()"),
     "memory over many all-reduces": (
-        "exactness", "02_distributed/main.py", "    dist.all_reduce(sums)  # [dist]\n    # (a",
-        "    dist.all_reduce(sums)\n    STD.append(torch.ones(20_000))\n    # (a"),
+        "exactness", "02_distributed/main.py", "    dist.all_reduce(both, ",
+        "    STD.append(torch.ones(20_000))\n    dist.all_reduce(both, "),
     "two ranks on one device, over gloo": (
         "exactness", "02_distributed/main.py", "    model.train()\n",
         "    __import__('time').sleep(1e6)\n"),
