@@ -258,7 +258,9 @@ class RandomViews(Dataset):
     def __init__(self, dataset: Dataset, seed: int) -> None:
         self.dataset = dataset
         self.seed = seed
-        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # by workers
+        self.epoch = torch.zeros(
+            (), dtype=torch.int64
+        ).share_memory_()  # workers see it
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -285,7 +287,7 @@ def build_loaders(
         "num_workers": args.workers,
         "persistent_workers": args.workers > 0,
         "multiprocessing_context": "fork" if args.workers else None,
-        # It seeds the workers, numpy too: other numbers on each rank.
+        # Seeds each worker, numpy too: other numbers on each rank.
         "generator": torch.Generator().manual_seed(seed + rank),  # [dist]
     }
 
@@ -305,9 +307,9 @@ def build_loaders(
     val_loader = DataLoader(val_set, sampler=share, **options)
 
     # iter() forks a loader's workers, which live for the whole run: every loop over the
-    # loader uses them. The process group comes later because it has threads: a fork
-    # would copy their locks as they are. Pinning memory takes a thread as well, so only
-    # the loader that starts last does it.
+    # loader uses them, and drops what they have loaded so far. The process group comes
+    # later because it has threads: a fork would copy their locks as they are. Pinning
+    # memory takes a thread as well, so only the loader that starts last does it.
     iter(val_loader)
     if not args.evaluate:
         iter(train_loader)
@@ -454,7 +456,8 @@ def train_one_epoch(
         images, targets = to_device(images, targets, device)
         factor = lr_factor(args, epoch + (step - 0.5) / len(loader))  # mid-step
         for group in optimizer.param_groups:
-            peak = group.setdefault("initial_lr", group["lr"])  # of build_optimizer
+            # At the first step of this start "lr" is what build_optimizer has set.
+            peak = group.setdefault("initial_lr", group["lr"])
             group["lr"] = peak * factor
 
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
@@ -536,8 +539,8 @@ def run(args: Namespace) -> None:
     train_set, val_set, num_classes = build_datasets(args)
     check_data(args, checkpoint, len(train_set), num_classes)
 
-    # In this order: pinned memory belongs to the current device, workers (which use no
-    # GPU) are forked before the ranks meet.
+    # In this order: the loaders pin memory for the current device, and fork workers,
+    # which use no GPU, before the ranks meet.
     device = setup_device(local_rank)
     train_loader, val_loader = build_loaders(args, train_set, val_set, rank, world_size)
     setup_distributed(args, device)  # [dist]
@@ -578,7 +581,8 @@ def run(args: Namespace) -> None:
         "args": settings,
     }
     log(args, rank, "start", start)
-    if args.bf16 and on_cuda and not torch.cuda.is_bf16_supported(False):
+    has_bf16 = not on_cuda or torch.cuda.is_bf16_supported(including_emulation=False)
+    if args.bf16 and not has_bf16:
         log(args, rank, "warning", {"text": "--bf16 is emulated here, slowly: drop it"})
 
     if args.evaluate:

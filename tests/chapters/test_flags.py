@@ -253,7 +253,7 @@ def test_emulated_bf16_is_told(
     monkeypatch.setattr(module, "build_model", lambda *_: nn.Linear(1, 1))
     monkeypatch.setattr(nn.Module, "to", lambda model, *_, **__: model)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "T4")
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda emulated: supported or emulated)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: supported)
     argv = ["--synthetic", "8", "--batch-size", "4", "--output-dir", str(tmp_path), *flags]
     args = module.build_parser().parse_args([*argv, "--image-size", "8", "--workers", "0"])
     with mock.patch.dict(os.environ, {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}):

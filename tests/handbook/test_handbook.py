@@ -104,7 +104,7 @@ def test_examples_are_shown(language: str) -> None:
 
 # Ranks that part on purpose, or one alone, or nothing sent: see "Before the process ends".
 NO_BARRIER = {"coll_monitored_barrier", "group_timeout", "group_new_group_missing", "elastic_env",
-              "group_init_errors", "group_queries"}  # fmt: skip
+              "group_init_errors"}  # fmt: skip
 
 
 def test_examples_end_with_a_barrier() -> None:

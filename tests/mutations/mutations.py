@@ -123,7 +123,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("whole batches", 7, "        drop_last=True,\n        pin", "        pin"),
     ],
     "tests/chapters/test_flags.py::test_emulated_bf16_is_told": [
-        ("the line on emulated bf16", 6, "if args.bf16 and on_cuda and", "if False and"),
+        ("the line on emulated bf16", 6, "if args.bf16 and not has_bf16:", "if False:"),
     ],
     f"{RESUME}::test_flags_of_any_type": [
         ("flags as plain words", 7,
