@@ -37,7 +37,7 @@ from argparse import Namespace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from time import perf_counter, time
+from time import perf_counter, sleep, time
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -783,6 +783,7 @@ def run(args: Namespace) -> None:
         if rank == 0:  # [dist] one writer for one file
             save_checkpoint(Path(args.output_dir), state, is_best)
     log(args, rank, "end", {"step": step, f"best_{METRIC}": best})
+    sleep(0.1)  # gloo frees its last tensors: until then torch 2.6 may hang below
     dist.destroy_process_group()  # [dist] or a process may abort as it ends
 
 

@@ -39,7 +39,7 @@ from datetime import timedelta
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from time import perf_counter, time
+from time import perf_counter, sleep, time
 from typing import Any, NoReturn
 
 import torch
@@ -737,6 +737,7 @@ def run(args: Namespace) -> bool:
             break
     event = "stopped" if stop else "end"
     log(args, rank, event, {"step": step, f"best_{METRIC}": best})
+    sleep(0.1)  # gloo frees its last tensors: until then torch 2.6 may hang below
     dist.destroy_process_group()  # [dist] or a process may abort as it ends
     return stop
 

@@ -170,7 +170,10 @@ def test_ordinary_step_does_not_wait(chapter: str) -> None:
     # The same search finds what the log branch does, so it can find something.
     meets = {DP: set(), HOROVOD: {"allreduce"}}.get(chapter, {"all_reduce"})
     assert {"tolist", "log"} | meets <= calls(branches)
-    assert not re.search(r"\b(barrier|sleep)\(", source(chapter))
+    # Only at the very end, where gloo of torch 2.6 needs it (test_proofs.py, many exits).
+    assert re.findall(r"\b(?:barrier|sleep)\(.*\)", "\n".join(code_lines(chapter))) == (
+        ["sleep(0.1)"] if chapter in ON_TORCH else []
+    )
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
