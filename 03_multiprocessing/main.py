@@ -28,6 +28,7 @@ import math
 import os
 import platform
 import random
+import signal
 import tempfile
 import zlib
 from argparse import Namespace
@@ -258,9 +259,8 @@ class RandomViews(Dataset):
     def __init__(self, dataset: Dataset, seed: int) -> None:
         self.dataset = dataset
         self.seed = seed
-        self.epoch = torch.zeros(
-            (), dtype=torch.int64
-        ).share_memory_()  # workers see it
+        # Workers have a copy of this object, but see what is written into this memory.
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -307,9 +307,9 @@ def build_loaders(
     val_loader = DataLoader(val_set, sampler=share, **options)
 
     # iter() forks a loader's workers, which live for the whole run: every loop over the
-    # loader uses them, and drops what they have loaded so far. The process group comes
-    # later because it has threads: a fork would copy their locks as they are. Pinning
-    # memory takes a thread as well, so only the loader that starts last does it.
+    # loader uses them, and drops what they have loaded so far. Once ranks communicate
+    # there are threads, whose locks a fork would copy as they are. Pinning memory takes
+    # a thread as well, so only the loader that starts last does it.
     iter(val_loader)
     if not args.evaluate:
         iter(train_loader)
@@ -648,9 +648,18 @@ def main(argv: list[str] | None = None) -> None:
         if args.nnodes > 1:
             address = f"tcp://{args.master_addr}:{args.master_port}"
             os.environ["INIT_METHOD"] = address  # [dist]
+        context = mp.spawn(worker, (argv,), args.nprocs, join=False)  # [dist]
         try:
-            mp.spawn(worker, (argv,), args.nprocs)  # [dist] if one fails it ends all
-        except mp.ProcessExitedException as error:  # it has said why
+            while not context.join():  # if one fails it ends all
+                pass
+        except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
+            # A killed one is noticed late, because its loader workers live on for some
+            # seconds: another has failed by then, without it.
+            for number, process in enumerate(context.processes):
+                if process.exitcode < 0 and process.exitcode != -signal.SIGTERM:
+                    fail(f"process {number} ended with status {process.exitcode}")
+            if isinstance(error, mp.ProcessRaisedException):
+                raise
             fail(f"process {error.error_index} ended with status {error.exit_code}")
 
 

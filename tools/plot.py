@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         runs = [read_run(folder) for folder in args.runs]
         for run in runs:
             if not fields([run]):
-                raise RunLogError(f"{run.path} has no train or eval row yet: try again later")
+                raise RunLogError(f"{run.path} has no number to draw yet: try again later")
     except RunLogError as error:
         raise SystemExit(str(error)) from error
     # Whatever the user's own settings are; and a name with a $ in it is a name, not a formula.

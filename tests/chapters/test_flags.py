@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -219,7 +220,10 @@ def test_places_of_spawned_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """03 without starting anything: how many it spawns, and the environment of local rank 1. With
     as many threads as cores in each, two ranks on two cores train at a third of the speed."""
     module, env, spawned = load_chapter(SPAWNS), {}, []
-    monkeypatch.setattr("torch.multiprocessing.spawn", lambda *call: spawned.append(call))
+    ended = SimpleNamespace(join=lambda: True)
+    monkeypatch.setattr(
+        "torch.multiprocessing.spawn", lambda *call, join: spawned.append(call) or ended
+    )
     monkeypatch.setattr(module, "run", lambda *_: env.update(os.environ))
     monkeypatch.setattr("torch.get_num_threads", lambda: 6)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -236,15 +240,27 @@ def test_places_of_spawned_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("supported", "flags", "told"),
-    [(False, ["--bf16"], 1), (False, [], 0), (True, ["--bf16"], 0)],
+    ("chapter", "supported", "flags", "told"),
+    [
+        (HUB, False, "--bf16", 1),
+        (HUB, False, "", 0),
+        (HUB, True, "--bf16", 0),
+        ("04_apex", False, "", 1),
+        ("04_apex", False, "--amp-dtype fp32", 0),
+        ("04_apex", True, "", 0),
+    ],
 )
 def test_emulated_bf16_is_told(
-    supported: bool, flags: list, told: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    chapter: str,
+    supported: bool,
+    flags: str,
+    told: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """On a GPU without it torch emulates bf16, many times slower. (run up to its first epoch, as on
-    CUDA. It is the same in most chapters, test_static.py; 04 has a line of its own.)"""
-    module = load_chapter(HUB)
+    """On a GPU without it torch emulates bf16, many times slower. (run up to its first evaluation,
+    as on CUDA. It is that of 02 in most chapters, test_static.py.)"""
+    module = load_chapter(chapter)
     for name in ("setup_distributed", "check_same", "train_one_epoch"):
         monkeypatch.setattr(module, name, lambda *_: None)
     monkeypatch.setattr(module, "setup_device", lambda _: torch.device("cuda"))
@@ -254,7 +270,7 @@ def test_emulated_bf16_is_told(
     monkeypatch.setattr(nn.Module, "to", lambda model, *_, **__: model)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "T4")
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: supported)
-    argv = ["--synthetic", "8", "--batch-size", "4", "--output-dir", str(tmp_path), *flags]
+    argv = ["--synthetic", "8", "--batch-size", "4", "--output-dir", str(tmp_path), *flags.split()]
     args = module.build_parser().parse_args([*argv, "--image-size", "8", "--workers", "0"])
     with mock.patch.dict(os.environ, {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}):
         with pytest.raises(StopIteration):

@@ -41,7 +41,7 @@ from tiers import table
 
 WITH_FAULT = ROOT / "tests/support/with_fault.py"
 # Two epochs of 5 steps on every rank, and 2 batches of evaluation after each.
-RUN = ["--synthetic", "40", *TINY, "--epochs", "2", "--print-freq", "1", "--output-dir"]
+RUN = ["--synthetic", "40", *TINY[:-1], "1", "--epochs", "2", "--print-freq", "1", "--output-dir"]
 # These are about processes and time: a GPU would only make their start slower.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -121,8 +121,6 @@ def test_death_of_a_rank(
         assert re.search(pattern, result.stderr + result.stdout), result.output
     elif chapter == ALONE:
         assert result.returncode == -signal.SIGKILL
-    if chapter == HOROVOD and phase == "mid-epoch":
-        assert result.lines("HorovodInternalError"), result.output
     run_dir, resumed = tmp_path / "run", 0
     if phase != "start-up":
         assert load_state(run_dir / "checkpoint.pt")["epoch"] == 1

@@ -124,6 +124,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     "tests/chapters/test_flags.py::test_emulated_bf16_is_told": [
         ("the line on emulated bf16", 6, "if args.bf16 and not has_bf16:", "if False:"),
+        ("the line on emulated bf16 in 04", 1,
+         "precision.dtype == torch.bfloat16 and not has_bf16:", "False:"),
     ],
     f"{RESUME}::test_flags_of_any_type": [
         ("flags as plain words", 7,
@@ -135,6 +137,9 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     "tests/faults/test_faults.py::test_death_of_a_rank[01_dataparallel-saving-0]": [
         ("atomic saving", 7, 'temporary = folder / "saving.tmp"', "temporary = folder / name"),
+    ],
+    "tests/faults/test_faults.py::test_death_of_a_rank[03_multiprocessing-evaluation-1]": [
+        ("the name of a killed process", 1, "if process.exitcode < 0 and", "if False and"),
     ],
     f"{RESUME}::test_best_is_written_first": [
         ("best.pt first", 7, '["best.pt", "checkpoint.pt"] if', '["checkpoint.pt", "best.pt"] if'),

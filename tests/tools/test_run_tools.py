@@ -179,7 +179,7 @@ def test_pictures_replace_their_own_kind_only(tmp_path: Path) -> None:
     assert refused(plot.main, folder, "--out", tmp_path / "mine.png") == "2"
     assert (tmp_path / "mine.png").read_bytes() == b"mine"
     assert refused(plot.main, folder, folder) == "2"
-    assert "no train or eval row" in refused(plot.main, write(tmp_path / "begun", start()))
+    assert "no number to draw" in refused(plot.main, write(tmp_path / "begun", start()))
 
 
 # ---- TensorBoard ----

@@ -235,9 +235,8 @@ class RandomViews(Dataset):
     def __init__(self, dataset: Dataset, seed: int) -> None:
         self.dataset = dataset
         self.seed = seed
-        self.epoch = torch.zeros(
-            (), dtype=torch.int64
-        ).share_memory_()  # workers see it
+        # Workers have a copy of this object, but see what is written into this memory.
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -284,9 +283,9 @@ def build_loaders(
     val_loader = DataLoader(val_set, sampler=share, **options)
 
     # iter() forks a loader's workers, which live for the whole run: every loop over the
-    # loader uses them, and drops what they have loaded so far. The process group comes
-    # later because it has threads: a fork would copy their locks as they are. Pinning
-    # memory takes a thread as well, so only the loader that starts last does it.
+    # loader uses them, and drops what they have loaded so far. Once ranks communicate
+    # there are threads, whose locks a fork would copy as they are. Pinning memory takes
+    # a thread as well, so only the loader that starts last does it.
     iter(val_loader)
     if not args.evaluate:
         iter(train_loader)
