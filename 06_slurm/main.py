@@ -32,6 +32,7 @@ import platform
 import random
 import signal
 import subprocess
+import traceback
 import zlib
 from argparse import Namespace
 from collections.abc import Iterator
@@ -749,7 +750,13 @@ def worker(number: int, argv: list[str] | None, procs: int) -> None:
     if not args.evaluate:
         for stop_signal in STOP_SIGNALS:
             signal.signal(stop_signal, ask_to_stop)
-    stopped = run(args)
+    try:
+        stopped = run(args)
+    except Exception as error:
+        # Loader workers end when nothing holds their loader, as the traceback does.
+        # Python would end them by SIGTERM, which they ignore, and wait for ever.
+        traceback.clear_frames(error.__traceback__)
+        raise
     if stopped:
         raise SystemExit(STOPPED)
 

@@ -159,7 +159,9 @@ def test_torchrun_restarts(tmp_path: Path, undisturbed: Callable, fault_table: F
 # ------------------------------------------------------------------------------- a rank is absent
 
 # What the rank that waited says: which collective, and for how long.
-WAITED = r"Application timeout caused pair closure|Timed out waiting|[Tt]imed? ?out after"
+WAITED = (
+    r"Application timeout caused pair closure|Timed out waiting|[Tt]imed? ?out after|Wait timeout"
+)
 # Where: forward first takes rank 0's buffers, so a rank that has stopped is missed there.
 PLACES = {
     "start-up": "init_process_group",
@@ -169,7 +171,9 @@ PLACES = {
 ABSENCES = [(c, phase) for c in (HUB, SPAWNS, SLURM) for phase in PHASES]
 
 
-@pytest.mark.parametrize(("chapter", "phase"), table(ABSENCES, [(HUB, "mid-epoch")]))
+@pytest.mark.parametrize(
+    ("chapter", "phase"), table(ABSENCES, [(HUB, "mid-epoch"), (SLURM, "mid-epoch")])
+)
 def test_absent_rank(chapter: str, phase: str, tmp_path: Path, fault_table: FaultTable) -> None:
     """One rank sleeps: the other waits for --dist-timeout, and its error says in which call."""
     env = fault(chapter, 1, PHASES[phase], "sleep", tmp_path)
