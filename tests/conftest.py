@@ -47,7 +47,7 @@ def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     a number that neither 2 nor 3 ranks divide."""
     folder = tmp_path_factory.mktemp("data") / "toy"
     toy = [sys.executable, TOOLS / "toy_imagenet.py", folder, "--classes", "3", "--size", "64"]
-    result = run([*toy, "--per-class", "8", "--val-per-class", "4"], folder.parent, 120)
+    result = run([*toy, "--per-class", "8", "--val-per-class", "4"], folder.parent)
     assert result.returncode == 0, result.output
     next((folder / "val").glob("*/*.jpg")).unlink()
     assert len(list(folder.glob("train/*/*.jpg"))) == 24

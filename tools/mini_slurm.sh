@@ -99,7 +99,7 @@ is_up() { is_ours && alive slurmctld; }
 alive() { grep -qs "/${hosts}[/ ]" "/proc/$(cat "$dir/$1.pid" 2>/dev/null)/mountinfo"; }
 
 # A user's command; bounded, because it waits long for a controller that is gone.
-ask() { SLURM_CONF=$conf timeout 5 "$@"; }
+ask() { SLURM_CONF=$conf timeout 30 "$@"; }
 
 # The pids of all that lives on the nodes, and of the daemons around them.
 members() { grep -ls "/${hosts}[/ ]" /proc/[0-9]*/mountinfo | cut -d/ -f3 || true; }
@@ -216,11 +216,11 @@ start() {
             ip addr add ${address[i]}/24 dev eth0
             ip link set eth0 up}" slurmd -N n$i
     done
-    for ((i = 0; i < 300; i++)); do
+    for ((SECONDS = 0; SECONDS < 300; )); do
         [ "$(ask sinfo -h -N -o %T 2>/dev/null | xargs)" != "idle idle" ] || return 0
         sleep 0.1
     done
-    die "the nodes are not idle after 30 s"
+    die "the nodes are not idle after 5 minutes"
 }
 
 up() {
@@ -271,7 +271,7 @@ down() {
         done
     fi
     # What has not ended by now, or has lost its daemon, is killed.
-    for ((i = 0; i < 50; i++)); do
+    for ((SECONDS = 0; SECONDS < 60; )); do
         pids=$(members; clients)
         [ -n "$pids" ] || break
         # shellcheck disable=SC2086  # many words

@@ -71,7 +71,7 @@ def train(
     chapter = PLAIN_CHAPTER if first == "02" else CHAPTER
     words = [*arguments(run_dir, LOW_RATE), "--print-freq", "1", *own, *more, *map(str, argv)]
     task = partial(work, **options)
-    answers = crew.run(task, chapter, words, world_size=world_size, timeout=60)
+    answers = crew.run(task, chapter, words, world_size=world_size)
     for answer in answers:
         assert answer["exit"] is None, answer
         assert answer["weights"] == answers[0]["weights"]

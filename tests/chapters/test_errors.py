@@ -225,7 +225,7 @@ TABLE = [
 def test_refused(crew: Crew, chapter: str, name: str, room: Path, pristine: Path) -> None:
     mistake = MISTAKES[name]
     argv = [*BASE, *mistake.argv.split()]
-    answers = crew.run(mistake.entry, chapter, argv, room, world_size=ranks_of(chapter), timeout=60)
+    answers = crew.run(mistake.entry, chapter, argv, room, world_size=ranks_of(chapter))
     assert_refused(answers, chapter, mistake.says, room, pristine)
 
 
@@ -304,7 +304,7 @@ def test_ranks_that_disagree(
     """As on two machines with disks of their own. None of them waits for the other for ever, and
     no log is begun that would stand in the way of the next start."""
     argvs = [[*BASE, *argv.split()] for argv in DISAGREE[what]]
-    answers = crew.run(call_by_rank, chapter, argvs, room, world_size=2, timeout=60)
+    answers = crew.run(call_by_rank, chapter, argvs, room, world_size=2)
     for answer in answers:  # each names its own numbers
         says = r"other ranks have different data or a different checkpoint: \[\d+, \d, \d\]$"
         assert_refused([answer], chapter, says, room, pristine)

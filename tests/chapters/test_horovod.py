@@ -104,7 +104,7 @@ def install(folder: Path, *argv: str, **env: str) -> Result:
         "XDG_CACHE_HOME": str(folder / "cache"),
         "TMPDIR": str(scratch),
     } | env
-    result = run([shutil.which("bash"), CHAPTER / "install.sh", *argv], folder, 60, env)
+    result = run([shutil.which("bash"), CHAPTER / "install.sh", *argv], folder, env=env)
     assert not list(scratch.iterdir()), result.output
     return result
 

@@ -36,7 +36,7 @@ def test_two_jobs_at_once(chapter: str, tmp_path: Path) -> None:
         start(command_for(chapter, [*ARGV, "--output-dir", f"run{job}"], 2), tmp_path, on_cpu)
         for job in range(2)
     ]
-    results = [finish(job, 240) for job in jobs]
+    results = [finish(job) for job in jobs]
     assert [result.returncode for result in results] == [0, 0], (
         results[0].output + results[1].output
     )
@@ -54,7 +54,7 @@ def test_two_nodes(crew: Crew, tmp_path: Path) -> None:
         start(command_for(SPAWNS, [*argv, "--node-rank", node], 1), tmp_path, on_cpu)
         for node in range(2)
     ]
-    results = [finish(node, 240) for node in started]
+    results = [finish(node) for node in started]
     outputs = results[0].output + results[1].output
     assert [result.returncode for result in results] == [0, 0], outputs
     assert rows(tmp_path / "run", "start")[0]["world_size"] == 2

@@ -23,7 +23,7 @@ def test_many_exits(chapter: str, tmp_path: Path) -> None:
     (Forks of a process that has imported torch are faster, and do not show the race.)"""
     for number in range(20 if chapter == "02_distributed" else 10):
         argv = ["--synthetic", 16, *TINY, "--epochs", 1, "--output-dir", f"run{number}"]
-        result = launch(chapter, argv, tmp_path, timeout=120)
+        result = launch(chapter, argv, tmp_path)
         assert result.returncode == 0, f"run {number}\n{result.output}"
         assert rows(tmp_path / f"run{number}", "end")
         shutil.rmtree(tmp_path / f"run{number}")  # 180 MB of checkpoints
@@ -37,7 +37,7 @@ def test_hundreds_of_loader_workers(chapter: str, crew: Crew, tmp_path: Path) ->
     argv = ["--synthetic", "16", "--image-size", "8", "--batch-size", "8", "--epochs", "300"]
     argv += ["--workers", "1", "--output-dir", str(tmp_path)]
     patches = {"build_model": stateful}
-    answers = crew.run(call_main, chapter, argv, patches, world_size=2, timeout=400)
+    answers = crew.run(call_main, chapter, argv, patches, world_size=2)
     assert [answer["exit"] for answer in answers] == [None, None]
     assert len(rows(tmp_path, "eval")) == 300
 

@@ -17,7 +17,19 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from harness import ROOT, SLURM, Result, events, finish, load_chapter, load_state, rows, run, start
+from harness import (
+    PATIENCE,
+    ROOT,
+    SLURM,
+    Result,
+    events,
+    finish,
+    load_chapter,
+    load_state,
+    rows,
+    run,
+    start,
+)
 from plain_training import ARGV, HIGH_RATE, assert_one_run
 from slurm import MINI_SLURM, MiniSlurm, mini_slurm
 
@@ -56,7 +68,7 @@ def counting(*given):
         (here / f"host.{rank}").write_text(os.uname().nodename)
         if steps == wait_after:
             (here / f"waits.{began}.{rank}").touch()
-            deadline = time.monotonic() + 150
+            deadline = time.monotonic() + 500
             while not chapter.ASKED_TO_STOP or rank in deaf:
                 assert time.monotonic() < deadline, "nobody has asked this rank to stop"
                 time.sleep(0.02)
@@ -93,7 +105,9 @@ def folder(tmp_path: Path) -> Callable[[str], Path]:
     return make
 
 
-def until(condition: Callable[[], object], what: Callable[[], str], timeout: float = 150) -> None:
+def until(
+    condition: Callable[[], object], what: Callable[[], str], timeout: float = PATIENCE
+) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, what()
@@ -199,7 +213,7 @@ def test_a_task_that_starts_its_processes(slurm: MiniSlurm, folder: Callable[[st
         lambda: "the ranks did not come so far",
     )
     process.send_signal(signal.SIGUSR1)
-    result = finish(process, 60)
+    result = finish(process)
     assert result.returncode == 75, result.output
     assert [(row["event"], row["step"]) for row in events(here)][-1] == ("stopped", 6)
     state = load_state(here / "checkpoint.pt")
@@ -214,7 +228,7 @@ def test_torchrun_on_two_machines(slurm: MiniSlurm, folder: Callable[[str], Path
     torchrun += ["--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "n1:29400"]
     argv = [*torchrun, "02_distributed/main.py", *TRAINING, "--output-dir", "run"]
     for process in [start(slurm.on(node, *argv), here) for node in ("n1", "n2")]:
-        result = finish(process, 150)
+        result = finish(process)
         assert result.returncode == 0, result.output
     assert_whole(here / "run")
     hosts = [(here / f"host.{rank}").read_text() for rank in (0, 1)]
@@ -322,7 +336,7 @@ def test_when_to_requeue(script: Path, began: str, tmp_path: Path) -> None:
 def as_job(script: Path, folder: Path, **env: str) -> Result:
     """An sbatch file as Slurm runs it on the first node."""
     env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "imagenet", "SLURM_NNODES": "2"}
-    return run(["bash", script], folder, 30, env | {"SLURM_JOB_NODELIST": "n[1-2]"})
+    return run(["bash", script], folder, env=env | {"SLURM_JOB_NODELIST": "n[1-2]"})
 
 
 @SCRIPTS
@@ -337,5 +351,5 @@ def test_not_where_the_chapter_is(script: Path, tmp_path: Path) -> None:
     not shutil.which("shellcheck"), reason="needs shellcheck: apt-get install shellcheck"
 )
 def test_shellcheck(tmp_path: Path) -> None:
-    result = run(["shellcheck", PER_GPU, TORCHRUN, MINI_SLURM], tmp_path, 60)
+    result = run(["shellcheck", PER_GPU, TORCHRUN, MINI_SLURM], tmp_path)
     assert result.returncode == 0, result.output

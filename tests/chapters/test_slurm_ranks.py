@@ -241,7 +241,7 @@ def one_start(crew: Crew, folder: Path, world_size: int, *more: Any, **ask: Any)
     argv = [*arguments(folder, HIGH_RATE), "--print-freq", "1", "--resume", "auto"]
     argv += [str(word) for word in more]
     ask = {"rank": world_size - 1, "signal": USR1} | ask
-    answers = crew.run(leg, SLURM, argv, ask, world_size=world_size, timeout=60)
+    answers = crew.run(leg, SLURM, argv, ask, world_size=world_size)
     for name in ("exit", "step", "evaluation", "handles"):
         assert all(answer[name] == answers[0][name] for answer in answers), answers
     return answers

@@ -34,7 +34,7 @@ def seen(crew: Crew, name: str, folder: Path, *argv: str) -> dict[str, Report]:
     reports = {language: Report(language) for language in LANGUAGES}
     for language, report in reports.items():
         options = ["--lang", language, "--json", "verdict.json"]
-        run([*DOCTOR, *options, *TORCHRUN, CASES / f"{name}.py", *argv], folder, 100)
+        run([*DOCTOR, *options, *TORCHRUN, CASES / f"{name}.py", *argv], folder)
         found = json.loads((folder / "verdict.json").read_text())["findings"]
         report.findings = [Finding(**row) for row in found]
     return reports

@@ -15,7 +15,19 @@ from pathlib import Path
 import pytest
 import torch
 from crew import Crew
-from harness import CHAPTERS, HOROVOD, ROOT, SLURM, TINY, TOOLS, command_for, finish, run, start
+from harness import (
+    CHAPTERS,
+    HOROVOD,
+    PATIENCE,
+    ROOT,
+    SLURM,
+    TINY,
+    TOOLS,
+    command_for,
+    finish,
+    run,
+    start,
+)
 from slurm import skip_without_slurm
 
 sys.path.append(str(ROOT / "docs/examples/doctor"))
@@ -187,7 +199,7 @@ def test_bad_use(tmp_path: Path) -> None:
         (sys.executable, "plain.py"): "ended with status 0, and no Python process of it has used",
         (sys.executable, "broken.py"): "ended with status 1 before a loader or an optimizer",
     }.items():
-        result = run([*TOOL, *words], tmp_path, 100)
+        result = run([*TOOL, *words], tmp_path)
         assert result.returncode == 2 and line in result.stderr, result.output
         assert "doctor/command.py" not in result.stderr, result.output
 
@@ -201,11 +213,12 @@ def endless(folder: Path) -> Path:
 def test_ctrl_c(tmp_path: Path) -> None:
     """No process is left behind (run and finish look for them), and there is a verdict."""
     process = start([*TOOL, *TORCHRUN, endless(tmp_path)], tmp_path)
-    deadline = time.monotonic() + 100
-    while not (tmp_path / "checkpoint.pt").exists() and time.monotonic() < deadline:
+    deadline = time.monotonic() + PATIENCE
+    while not (tmp_path / "checkpoint.pt").exists():
+        assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    result = finish(process, 100)
+    result = finish(process)
     assert result.returncode == 0, result.output
     for said in ("ended: ctrl-c", "Nothing found.", "same_order"):
         assert said in result.stdout, result.output
@@ -215,7 +228,7 @@ def test_steps(tmp_path: Path) -> None:
     """Of a job that a shell script starts."""
     (tmp_path / "train.sh").write_text(shlex.join([*TORCHRUN, str(endless(tmp_path))]) + "\n")
     options = ["--steps", "12", "--json", "verdict.json", "--lang", "zh"]
-    result = run([*TOOL, *options, "bash", "train.sh"], tmp_path, 100)
+    result = run([*TOOL, *options, "bash", "train.sh"], tmp_path)
     assert result.returncode == 0 and "没有发现问题。" in result.stdout, result.output
     written = json.loads((tmp_path / "verdict.json").read_text())
     assert written["findings"] == [] and "same_order" in written["checked"]
@@ -227,7 +240,7 @@ def test_hang(tmp_path: Path) -> None:
     """A run that stands still is ended, and judged by where the ranks were."""
     text = faults.broken("collective_order").replace("seconds=10", "seconds=600")
     (tmp_path / "script.py").write_text(text)
-    result = run([*TOOL, "--seconds", "60", *TORCHRUN, tmp_path / "script.py"], tmp_path, 200)
+    result = run([*TOOL, "--seconds", "60", *TORCHRUN, tmp_path / "script.py"], tmp_path)
     assert result.returncode == 1 and "HANG AHEAD  collective_order" in result.stdout, result.output
 
 
@@ -237,7 +250,7 @@ FLAGS = ["--synthetic", "80", "--epochs", "2", *TINY, "--workers", "1", "--outpu
 def launched(chapter: str, argv: list, folder: Path) -> None:
     """A chapter under the doctor, by its own launcher: nothing is found."""
     command = command_for(chapter, argv, 1 if chapter.startswith("01") else 2)
-    result = run([*TOOL, "--json", folder / "verdict.json", *command], folder, 300)
+    result = run([*TOOL, "--json", folder / "verdict.json", *command], folder)
     assert result.returncode == 0, result.output
     written = json.loads((folder / "verdict.json").read_text())
     assert written["findings"] == [], result.output
@@ -269,7 +282,7 @@ def test_same_bits_compiled(tmp_path: Path) -> None:
     command = command_for("02_distributed", [*FLAGS, "--compile"], 2)
     (tmp_path / "watched").mkdir()
     for words, folder in (([*TOOL, *command], tmp_path / "watched"), (command, tmp_path)):
-        result = run(words, folder, 500)
+        result = run(words, folder)
         assert result.returncode == 0 and "recorder had" not in result.output, result.output
         assert "Nothing found." in result.output or words is command, result.output
     watched, unwatched = (
@@ -293,7 +306,7 @@ def test_annotations(crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert text.startswith("Ranks 0, 1 all write") and report.failed()
 
     words = [*TOOL, "--lang", "en", "--allow", "shared_file,same_order", *TORCHRUN, "script.py"]
-    result = run(words, tmp_path, 100, env={"GITHUB_ACTIONS": "true"})
+    result = run(words, tmp_path, env={"GITHUB_ACTIONS": "true"})
     assert result.returncode == 0, result.output
     for said in ("::notice file=script.py", "NOTE  shared_file", "Allowed by --allow."):
         assert said in result.stdout, result.output
@@ -302,10 +315,10 @@ def test_annotations(crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_one_file(tmp_path: Path) -> None:
     """make doctor.pyz packs all that a run needs, words and recorder too."""
     packed = tmp_path / "doctor.pyz"
-    made = run(["make", "-C", ROOT, "doctor.pyz", f"PYZ={packed}"], tmp_path, 60)
+    made = run(["make", "-C", ROOT, "doctor.pyz", f"PYZ={packed}"], tmp_path)
     assert made.returncode == 0, made.output
     (tmp_path / "script.py").write_text(faults.broken("same_order"))
-    result = run([sys.executable, packed, "--lang", "zh", *TORCHRUN, "script.py"], tmp_path, 100)
+    result = run([sys.executable, packed, "--lang", "zh", *TORCHRUN, "script.py"], tmp_path)
     assert result.returncode == 1 and "WRONG RESULT  same_order" in result.stdout, result.output
 
 

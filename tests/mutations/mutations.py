@@ -138,6 +138,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     "tests/faults/test_faults.py::test_death_of_a_rank[01_dataparallel-saving-0]": [
         ("atomic saving", 7, 'temporary = folder / "saving.tmp"', "temporary = folder / name"),
     ],
+    "tests/faults/test_faults.py::test_absent_rank[06_slurm-mid-epoch]": [
+        ("the end of workers that ignore SIGTERM", 1,
+         "traceback.clear_frames(error.__traceback__)", "pass"),
+    ],
     "tests/faults/test_faults.py::test_death_of_a_rank[03_multiprocessing-evaluation-1]": [
         ("the name of a killed process", 1, "if process.exitcode < 0 and", "if False and"),
     ],

@@ -48,7 +48,7 @@ def test_is_noticed(mutation: Mutation, copy: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     command += ["-m", "not proof", mutation.test]  # by what `make test` runs
     # Or there might be bytecode of the mutation before.
-    env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "TEST_PATIENCE": "120"}
     done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, timeout=1800)
     # 1 is pytest's word for failed tests; a broken session would prove nothing.
     assert done.returncode == 1 and " failed" in done.stdout.splitlines()[-1], done

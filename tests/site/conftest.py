@@ -22,7 +22,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs mermaid.min.js: make site fetches it")
     target = tmp_path_factory.mktemp("built") / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", target]
-    result = run(command, ROOT, 600, {"NO_MKDOCS_2_WARNING": "1"})
+    result = run(command, ROOT, env={"NO_MKDOCS_2_WARNING": "1"})
     assert result.returncode == 0, result.output
     return target
 
@@ -47,6 +47,7 @@ def watched(chromium: Browser, address: str) -> Iterator[tuple[Page, list[str]]]
     """A page, and what goes wrong in it: requests that leave this machine (the site works without
     a network), answers that say no, errors of scripts."""
     opened = chromium.new_page(viewport={"width": 1440, "height": 900})
+    opened.set_default_timeout(300_000)  # ms; the machine may be busy
     wrong: list[str] = []
 
     def response(status: int, url: str) -> None:

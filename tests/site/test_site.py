@@ -55,7 +55,7 @@ def test_zensical_builds_the_same_pages(site: Path, tmp_path: Path) -> None:
         pytest.skip("needs Zensical: make site-zensical")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)  # it writes beside them
     shutil.copytree(DOCS, tmp_path / "docs")
-    result = run([tool, "build", "--strict"], tmp_path, 300, {"PYTHONPATH": str(ROOT)})
+    result = run([tool, "build", "--strict"], tmp_path, env={"PYTHONPATH": str(ROOT)})
     assert result.returncode == 0, result.output
     shown = 0
     for path in site.rglob("index.html"):
@@ -93,7 +93,7 @@ def too_wide(page: Page, width: int) -> bool:
     page.set_viewport_size({"width": width, "height": 844})
     fits = f"document.documentElement.scrollWidth <= {width}"
     with contextlib.suppress(PlaywrightTimeout):  # the search field takes a moment to shrink
-        page.wait_for_function(fits, timeout=2000)
+        page.wait_for_function(fits, timeout=20_000)
     return not page.evaluate(fits)
 
 
@@ -240,7 +240,7 @@ def test_search(page: Page, address: str, prefix: str) -> None:
         for words, state in ((query, "visible"), ("zzqqxxyy", "hidden")):
             page.locator(".md-search__input").fill(words)
             page.keyboard.press("End")  # Material looks at the field when a key goes up
-            found.wait_for(state=state, timeout=30_000)
+            found.wait_for(state=state)
             if words == query:
                 assert ("/en/" in found.get_attribute("href")) == (prefix == "en/")
                 links = results.evaluate_all("all => all.map(a => a.pathname)")

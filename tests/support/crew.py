@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from harness import HOROVOD, LAUNCHER_VARIABLES, SLURM, free_port, load_chapter
+from harness import HOROVOD, LAUNCHER_VARIABLES, PATIENCE, SLURM, free_port, load_chapter
 from warm import CONTEXT, environment_of_server, torchrun_environments
 
 
@@ -103,7 +103,7 @@ class Crew:
         self.members = []
 
     def run(
-        self, function: Callable, *args: Any, world_size: int = 1, timeout: float = 120
+        self, function: Callable, *args: Any, world_size: int = 1, timeout: float = PATIENCE
     ) -> list[Any]:
         """function(*args) on world_size ranks at once, each with the environment that the launcher
         of the chapter among the arguments would give it, and with CREW_RANK and CREW_SIZE; returns

@@ -36,6 +36,9 @@ AS_OTHERS = {"04_apex": ["--amp-dtype", "fp32"]}
 # What a process says that has used gloo and aborts while Python ends, its work done: a race in
 # torch, see docs/en/troubleshooting.md#end.
 GLOO_ABORT = "terminate called without an active exception"
+# Seconds within which whatever a test starts must end: far more than it takes, as the machine may
+# be busy, and less than the 600 for which a rank waits by default for one that has died.
+PATIENCE = float(os.environ.get("TEST_PATIENCE", 540))
 # A tiny run: 40 images of 32 pixels, 5 steps an epoch.
 TINY = ["--arch", "shufflenet_v2_x0_5", "--image-size", "32", "--batch-size", "8", "--workers", "0"]
 
@@ -132,7 +135,7 @@ def kill_all(process: subprocess.Popen) -> None:
         time.sleep(0.05)
 
 
-def finish(process: subprocess.Popen, timeout: float) -> Result:
+def finish(process: subprocess.Popen, timeout: float = PATIENCE) -> Result:
     """Wait for a started command. Nothing of it is left behind, on success neither."""
     try:
         stdout, stderr = process.communicate(timeout=timeout)
@@ -141,7 +144,7 @@ def finish(process: subprocess.Popen, timeout: float) -> Result:
         result = Result(process.args, -9, *process.communicate())
         raise AssertionError(f"no end within {timeout} s\n{result.output}") from None
     result = Result(process.args, process.returncode, stdout, stderr)
-    deadline = time.monotonic() + 10  # a worker may take a moment to follow its parent
+    deadline = time.monotonic() + 60  # a worker may take a moment to follow its parent
     while (left := alive(process)) and time.monotonic() < deadline:
         time.sleep(0.1)
     if left:
@@ -151,14 +154,14 @@ def finish(process: subprocess.Popen, timeout: float) -> Result:
 
 
 def run(
-    command: list, cwd: Path, timeout: float = 240, env: dict[str, str] | None = None
+    command: list, cwd: Path, timeout: float = PATIENCE, env: dict[str, str] | None = None
 ) -> Result:
     """Run a command to its end."""
     return finish(start(command, cwd, env), timeout)
 
 
 def run_short(
-    command: list, cwd: Path, timeout: float = 240, env: dict[str, str] | None = None
+    command: list, cwd: Path, timeout: float = PATIENCE, env: dict[str, str] | None = None
 ) -> Result:
     """As run, for scripts so short that gloo's threads are still at work when Python ends: after
     GLOO_ABORT again, up to twice, told among pytest's warnings. No other failure is forgiven."""
@@ -197,7 +200,7 @@ def launch(
     argv: list[str],
     cwd: Path,
     processes: int | None = None,
-    timeout: float = 240,
+    timeout: float = PATIENCE,
     env: dict[str, str] | None = None,
 ) -> Result:
     """Run a chapter the way its docstring says, with cwd as the working directory."""

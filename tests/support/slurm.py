@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import TOOLS, Result, free_port, run
+from harness import PATIENCE, TOOLS, Result, free_port, run
 
 MINI_SLURM = TOOLS / "mini_slurm.sh"
 
@@ -45,7 +45,7 @@ class MiniSlurm:
         where = ["-u", "GLOO_SOCKET_IFNAME"] if self.netns else [f"MASTER_PORT={free_port()}"]
         return ["env", *where, f"SLURM_CONF={self.env['SLURM_CONF']}", *command]
 
-    def run(self, *command, timeout: float = 30, cwd: Path | None = None) -> Result:
+    def run(self, *command, timeout: float = PATIENCE, cwd: Path | None = None) -> Result:
         """A command of Slurm or another, with this cluster's SLURM_CONF."""
         return run(self.user(*command), cwd or Path.cwd(), timeout, self.env)
 
@@ -60,9 +60,9 @@ class MiniSlurm:
         return self.user(MINI_SLURM, "exec", "--dir", self.folder, node, "--", *command)
 
 
-def control(command: str, folder: Path, *args, timeout: float = 60) -> Result:
+def control(command: str, folder: Path, *args) -> Result:
     """One of the tool's commands on the cluster of a folder."""
-    return run([MINI_SLURM, command, "--dir", folder, *args], Path.cwd(), timeout)
+    return run([MINI_SLURM, command, "--dir", folder, *args], Path.cwd())
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def mini_slurm(netns: bool = False) -> Iterator[MiniSlurm]:
         yield MiniSlurm(folder, netns)
     finally:
         # Not through harness.run: whatever happens above, this happens too.
-        subprocess.run([MINI_SLURM, "down", "--dir", folder], check=True, timeout=60)
+        subprocess.run([MINI_SLURM, "down", "--dir", folder], check=True, timeout=PATIENCE)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from unittest import mock
 
-from harness import SESSION, clean_environment, free_port
+from harness import PATIENCE, SESSION, clean_environment, free_port
 
 PRELOAD = [
     "torch", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp",
@@ -77,7 +77,7 @@ def run_warm(
     words: Sequence,
     folder: Path,
     world_size: int = 0,
-    timeout: float = 120,
+    timeout: float = PATIENCE,
     cwd: Path | None = None,
 ) -> tuple[list[int], list[str], list[str]]:
     """Run a script and its arguments in a warm process, as `python` would, or in world_size of

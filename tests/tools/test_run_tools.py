@@ -170,7 +170,7 @@ def test_pictures_replace_their_own_kind_only(tmp_path: Path) -> None:
     """A real launch. One run goes into its own folder, and is drawn anew each time."""
     folder = write(tmp_path / "a_$_$", start(), *rows_to(8), end(8))
     (folder / "curve.png").write_bytes(b"the last picture")
-    drawn = run([sys.executable, TOOLS / "plot.py", folder], tmp_path, 60)
+    drawn = run([sys.executable, TOOLS / "plot.py", folder], tmp_path)
     assert (drawn.returncode, drawn.stdout) == (0, f"{folder / 'curve.png'}\n"), drawn.output
     assert drawn.stderr == ""
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")

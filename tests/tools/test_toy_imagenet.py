@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import toy_imagenet
-from harness import TOOLS, finish, kill_all, run, start
+from harness import PATIENCE, TOOLS, finish, kill_all, run, start
 from PIL import Image
 from refusals import snapshot
 
@@ -21,7 +21,7 @@ def test_same_seed_gives_the_same_bytes_with_any_number_of_workers(tmp_path: Pat
     """40 pictures are several tasks, so both workers get some. A set of fewer classes and pictures
     is a part of them; another seed draws others."""
     toy = [*COMMAND, tmp_path / "two", "--workers", 2, "--seed", 3]
-    result = run([*toy, "--classes", 4, "--per-class", 8, "--size", 64], tmp_path, 120)
+    result = run([*toy, "--classes", 4, "--per-class", 8, "--size", 64], tmp_path)
     assert result.returncode == 0, result.output
     assert "32 train and 8 val pictures of 4 classes" in result.stdout
     toy_imagenet.write_toy_imagenet(tmp_path / "one", 3, 6, 2, size=64, seed=3, workers=1)
@@ -48,7 +48,7 @@ def test_a_worker_that_cannot_write_ends_the_run_in_one_line(tmp_path: Path) -> 
     """No file may grow beyond 1,000 bytes: like a full disk, seen by a worker."""
     flags = "--classes 2 --per-class 10 --size 200 --workers 2"
     limited = ["bash", "-c", f'ulimit -f 1; exec "$@" {flags}', "bash", *COMMAND, "toy"]
-    result = run(limited, tmp_path, 120)
+    result = run(limited, tmp_path)
     assert result.returncode == 1, result.output
     (line,) = result.stderr.splitlines()
     assert line.startswith("toy_imagenet: toy was not made: ") and "File too large" in line
@@ -61,12 +61,12 @@ def test_an_ended_run_leaves_nothing(tmp_path: Path, end: Callable, number: int)
     flags = ["--per-class", 1500, "--size", 300, "--workers", 2]
     process = start([*COMMAND, "toy", *flags], tmp_path)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not any(tmp_path.rglob("*.jpg")):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         end(process.pid, number)
-        result = finish(process, 60)  # which fails where a process is left
+        result = finish(process)  # which fails where a process is left
     finally:
         kill_all(process)
     assert result.returncode == 130, result.output
