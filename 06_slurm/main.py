@@ -752,7 +752,7 @@ def worker(number: int, argv: list[str] | None, procs: int) -> None:
             signal.signal(stop_signal, ask_to_stop)
     try:
         stopped = run(args)
-    except Exception as error:
+    except BaseException as error:  # Ctrl-C, too
         # Loader workers end when nothing holds their loader, as the traceback does.
         # Python would end them by SIGTERM, which they ignore, and wait for ever.
         traceback.clear_frames(error.__traceback__)
