@@ -115,6 +115,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the momentum of a checkpoint", 6,
          'state["state"] = checkpoint["optimizer"]["state"]', 'state["state"] = {}'),
     ],
+    f"{RESUME}::test_three_ranks": [
+        ("the momentum of a checkpoint, on three ranks", 6,
+         'state["state"] = checkpoint["optimizer"]["state"]', 'state["state"] = {}'),
+    ],
     f"{RESUME}::test_what_is_typed_counts": [
         ("settings as they are typed", 6,
          "state = optimizer.state_dict()", 'state = checkpoint["optimizer"]'),
