@@ -59,7 +59,8 @@ def initialize(
     state.scale = 2.0**16 if state.dynamic else loss_scale or 1.0
     if opt_level == "O1":
         state.patches.enter_context(FunctionsOfO1())
-        model.forward = torch.autocast("cpu", torch.float16)(model.forward)
+        device = next(model.parameters()).device.type
+        model.forward = torch.autocast(device, torch.float16)(model.forward)
     if opt_level in ("O2", "O3"):
         _make_half(model, keep_batchnorm=opt_level == "O2")
         model.register_forward_pre_hook(lambda _, images: images[0].half())
@@ -194,7 +195,7 @@ class FusedSGD(SGD):
 
 @contextlib.contextmanager
 def in_use(chapter: ModuleType) -> Iterator[State]:
-    """The chapter finds this Apex, and a GPU where it asks for one; it still trains on the CPU."""
+    """The chapter finds this Apex, and a GPU where it asks for one, though it trains on the CPU."""
     check = mock.patch("torch.cuda.is_available", lambda: True)(chapter.check_precision)
     names = ["apex.amp", "apex.parallel", "apex.optimizers"]
     state.__init__()

@@ -1,0 +1,305 @@
+"""Every chapter on pretended GPUs trains as the plain loop does, with the GPUs asked for rightly.
+
+What is compared are weights; what was asked is read from the notes of the processes.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import apex_stand_in as stand_in
+import pytest
+import torch
+from crew import Crew, call_main
+from harness import CHAPTERS, HOROVOD, events, load_chapter, load_state, rows
+from plain_training import (
+    EPOCHS,
+    HIGH_RATE,
+    LOW_RATE,
+    STEPS,
+    arguments,
+    assert_is_plain_training,
+    difference,
+    train,
+    train_plainly,
+)
+from pretended_gpus.members import Seen, on_gpus
+from tiers import table
+from torch import Tensor
+from with_tiny_model import (
+    save_every_epoch,
+    tiny_batchnorm,
+    tiny_float32,
+    tiny_float64,
+    tiny_other_on_each_rank,
+)
+
+ONE_PROCESS = "01_dataparallel"
+HAVE_GROUPS = [chapter for chapter in CHAPTERS if chapter not in (ONE_PROCESS, HOROVOD)]
+CASES = [(chapter, gpus) for chapter in CHAPTERS for gpus in (1, 2, 4)]
+CORE = [(chapter, 2) for chapter in CHAPTERS] + [("02_distributed", 1), ("02_distributed", 4)]
+# Steps without a row in the log: rows come at the first step of an epoch and at its last.
+ORDINARY = {str(epoch * STEPS + step) for epoch in range(EPOCHS) for step in range(2, STEPS)}
+
+
+def ranks_of(chapter: str, gpus: int) -> int:
+    return 1 if chapter == ONE_PROCESS else gpus
+
+
+def trained(crew: Crew, chapter: str, gpus: int, argv: list, build: object, **more: str) -> list:
+    """What each rank of a run has seen."""
+    words = [str(word) for word in argv]
+    size = ranks_of(chapter, gpus)
+    return crew.run(on_gpus, gpus, more, train, chapter, words, build, world_size=size)
+
+
+def assert_asked_for(seen: Seen, chapter: str, gpu: int) -> None:
+    """The process has used its own GPU and no other, in the ways that are fast."""
+    place = f"cuda:{gpu}"
+    assert seen.values("set_device", "index") == {str(gpu)}
+    assert seen.values("pin_memory", "device") == {str(gpu)}
+    if chapter != ONE_PROCESS:
+        assert seen.values("layer", "place") == {place}
+    if chapter in HAVE_GROUPS:
+        (init,) = seen.of("init")
+        # The device comes first: without it all processes open GPU 0 as well.
+        assert (init["backend"], init["device_id"], init["current"]) == ("nccl", place, str(gpu))
+        names = {"all_reduce", "_broadcast_coalesced"}
+        assert names <= seen.values("collective", "name", backend="nccl", place=place)
+        assert seen.values("collective", "place") == {place}
+
+
+def assert_never_waits(seen: Seen) -> None:
+    """In an ordinary step: no number is read, and what is copied is pinned and goes by itself."""
+    assert ORDINARY and seen.of("wait")
+    assert not [row for row in seen.of("wait") if row["backwards"] in ORDINARY]
+
+
+@pytest.mark.parametrize(("chapter", "gpus"), table(CASES, CORE))
+def test_trains_as_one_process_would(
+    chapter: str, gpus: int, gpu_crew: Crew, tmp_path: Path
+) -> None:
+    argv = arguments(tmp_path, HIGH_RATE, chapter)
+    ranks = trained(gpu_crew, chapter, gpus, argv, tiny_other_on_each_rank)
+    state = load_state(tmp_path / "checkpoint.pt")
+    assert_is_plain_training(state, tiny_other_on_each_rank, HIGH_RATE, 1e-10, tmp_path)
+    start = rows(tmp_path, "start")[0]
+    assert (start["device"], start["world_size"]) == ("Pretended GPU", len(ranks))
+    for rank, seen in enumerate(ranks):
+        assert_asked_for(seen, chapter, rank)
+        assert_never_waits(seen)
+    if chapter == ONE_PROCESS:
+        assert ranks[0].values("layer", "place") == {f"cuda:{gpu}" for gpu in range(gpus)}
+
+
+# 03's processes of a second machine are started there, and not by a crew.
+@pytest.mark.parametrize("chapter", table(HAVE_GROUPS[:1] + HAVE_GROUPS[2:], HAVE_GROUPS[:1]))
+def test_two_machines(chapter: str, gpu_crew: Crew, tmp_path: Path) -> None:
+    """With two GPUs each: ranks 2 and 3 have the GPUs 0 and 1 of theirs."""
+    argv = arguments(tmp_path, HIGH_RATE, chapter)
+    more = {"LOCAL_RANK": "{local_rank}", "SLURM_LOCALID": "{local_rank}"}
+    more |= {"SLURM_STEP_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "2", "MASTER_ADDR": "127.0.0.1"}
+    more |= {"PRETENDED_HOST": "machine {machine}"}
+    words = [str(word) for word in argv]
+    build = tiny_float64
+    ranks = gpu_crew.run(on_gpus, 2, more, train, chapter, words, build, world_size=4)
+    state = load_state(tmp_path / "checkpoint.pt")
+    assert_is_plain_training(state, build, HIGH_RATE, 1e-10, tmp_path)
+    for rank, seen in enumerate(ranks):
+        assert_asked_for(seen, chapter, rank % 2)
+
+
+def test_own_gpus_of_a_task(gpu_crew: Crew, tmp_path: Path) -> None:
+    """With --gpus-per-task every task has its own GPU only, which is number 0 to it."""
+    chapter, argv = "06_slurm", arguments(tmp_path, HIGH_RATE)
+    more = {"CUDA_VISIBLE_DEVICES": "{rank}", "SLURM_GPUS_ON_NODE": "2"}
+    ranks = trained(gpu_crew, chapter, 2, argv, tiny_float64, **more)
+    assert_is_plain_training(
+        load_state(tmp_path / "checkpoint.pt"), tiny_float64, HIGH_RATE, 1e-10, tmp_path
+    )
+    for seen in ranks:
+        assert_asked_for(seen, chapter, 0)
+
+
+@pytest.mark.parametrize("pick", ["1", "1,0"])
+def test_chosen_gpus(pick: str, gpu_crew: Crew, tmp_path: Path) -> None:
+    """01's --gpus: the first of them has the weights."""
+    argv = [*arguments(tmp_path, HIGH_RATE), "--gpus", pick]
+    (seen,) = trained(gpu_crew, ONE_PROCESS, 3, argv, tiny_float64)
+    assert_is_plain_training(
+        load_state(tmp_path / "checkpoint.pt"), tiny_float64, HIGH_RATE, 1e-10, tmp_path
+    )
+    assert seen.values("set_device", "index") == seen.values("pin_memory", "device") == {"1"}
+    assert seen.values("layer", "place") == {f"cuda:{gpu}" for gpu in pick.split(",")}
+
+
+@pytest.mark.parametrize("chapter", table(CHAPTERS, ["02_distributed", "04_apex"]))
+def test_resumes(chapter: str, gpu_crew: Crew, tmp_path: Path) -> None:
+    """From a checkpoint that a GPU has written: to the same end, and through no GPU's memory."""
+    size = ranks_of(chapter, 2)
+    patches = {"build_model": tiny_float64, "save_checkpoint": save_every_epoch}
+    for folder, more in (("whole", []), ("rest", ["--resume", str(tmp_path / "whole/after2.pt")])):
+        argv = [*arguments(tmp_path / folder, HIGH_RATE, chapter), *more]
+        task = on_gpus, 2, {}, call_main, chapter, argv, patches
+        ranks = gpu_crew.run(*task, world_size=size)
+        for seen in ranks:
+            assert seen.answer["exit"] is None, seen.answer
+            assert not seen.of("load")
+    assert rows(tmp_path / "rest", "start")[0]["resumed_from_step"] == 2 * STEPS
+    plain, _ = train_plainly(tiny_float64, HIGH_RATE)
+    assert difference(plain, load_state(tmp_path / "rest/checkpoint.pt")) < 1e-10
+
+
+# ---- types ----
+BFLOAT16 = [(chapter, "--bf16") for chapter in CHAPTERS if chapter != "04_apex"]
+TYPES = BFLOAT16 + [("04_apex", f"--amp-dtype {kind}") for kind in ("bf16", "fp16", "fp32")]
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+CORE_TYPES = [("01_dataparallel", "--bf16"), ("02_distributed", "--bf16")]
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    """Between the weights of two runs."""
+    states = [load_state(folder / "checkpoint.pt")["model"] for folder in (one, other)]
+    return max((states[0][name] - states[1][name]).abs().max().item() for name in states[0])
+
+
+@pytest.mark.parametrize(("chapter", "flags"), table(TYPES, CORE_TYPES))
+def test_types(chapter: str, flags: str, crew: Crew, gpu_crew: Crew, tmp_path: Path) -> None:
+    """Every layer is computed in the type that was asked for, and the run is near to the CPU's."""
+    size = ranks_of(chapter, 2)
+    words = [*arguments(tmp_path / "gpu", LOW_RATE), *flags.split()]
+    for seen in trained(gpu_crew, chapter, 2, words, tiny_float32):
+        assert seen.values("layer", "dtype") == {str(DTYPES[flags[-4:]])}
+        assert_never_waits(seen)
+    words = [*arguments(tmp_path / "cpu", LOW_RATE), *flags.split()]
+    crew.run(train, chapter, words, tiny_float32, world_size=size)
+    assert largest_difference(tmp_path / "gpu", tmp_path / "cpu") < 2e-3
+
+
+def test_old_gpu(gpu_crew: Crew, tmp_path: Path) -> None:
+    """One that emulates bfloat16 is told of."""
+    argv = [*arguments(tmp_path, LOW_RATE), "--bf16"]
+    trained(gpu_crew, "02_distributed", 1, argv, tiny_float32, PRETENDED_CAPABILITY="7.5")
+    (warning,) = rows(tmp_path, "warning")
+    assert "--bf16 is emulated here" in warning["text"]
+
+
+CLIP = 0.05  # of a norm around 1
+
+
+def clipped(own: Callable, loss: Tensor, weights: list[Tensor]) -> list[Tensor]:
+    """In place of torch.autograd.grad: with the norm of all gradients bounded."""
+    gradients = own(loss, weights)
+    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    return [gradient * min(1.0, CLIP / norm.item()) for gradient in gradients]
+
+
+def test_clip(gpu_crew: Crew, tmp_path: Path) -> None:
+    """Bounded are the gradients, and not their multiples by the loss scale."""
+    argv = [*arguments(tmp_path, LOW_RATE), "--amp-dtype", "fp16", "--clip-grad", CLIP]
+    for seen in trained(gpu_crew, "04_apex", 2, argv, tiny_float32):
+        assert seen.values("layer", "dtype") == {"torch.float16"}
+        assert_never_waits(seen)
+    state = load_state(tmp_path / "checkpoint.pt")
+    with mock.patch("torch.autograd.grad", partial(clipped, torch.autograd.grad)):
+        bound = difference(train_plainly(tiny_float32, LOW_RATE)[0], state)
+    free = difference(train_plainly(tiny_float32, LOW_RATE)[0], state)
+    assert bound < 2e-5 < free / 50
+    assert state["scaler"]["scale"] == 65536
+
+
+@pytest.mark.parametrize("chapter", table([*HAVE_GROUPS, HOROVOD], ["02_distributed"]))
+def test_sync_bn(chapter: str, gpu_crew: Crew, tmp_path: Path) -> None:
+    """Two ranks normalise as one process does that has the whole batch."""
+    argv = [*arguments(tmp_path, HIGH_RATE, chapter), "--sync-bn"]
+    trained(gpu_crew, chapter, 2, argv, tiny_batchnorm)
+    state = load_state(tmp_path / "checkpoint.pt")
+    assert_is_plain_training(state, tiny_batchnorm, HIGH_RATE, 1e-9, tmp_path)
+
+
+# ---- what one chapter alone has ----
+def train_with_apex(chapter: str, argv: list[str]) -> dict:
+    """In a crew member."""
+    with stand_in.in_use(load_chapter(chapter)) as state:
+        return call_main(chapter, argv, {"build_model": tiny_float32}) | {"calls": state.calls}
+
+
+@pytest.mark.parametrize("level", table(["O0", "O1", "O2", "O3"], ["O1", "O2"]))
+def test_apex(level: str, crew: Crew, gpu_crew: Crew, tmp_path: Path) -> None:
+    """On the stand-in, as on the CPU."""
+    flags = ["--impl", "apex", "--opt-level", level, "--fused-sgd"]
+    task = train_with_apex, "04_apex"
+    gpu = [*arguments(tmp_path / "gpu", LOW_RATE), *flags]
+    cpu = [*arguments(tmp_path / "cpu", LOW_RATE), *flags]
+    ranks = gpu_crew.run(on_gpus, 2, {}, *task, gpu, world_size=2)
+    expected = crew.run(*task, cpu, world_size=2)
+    for seen, answer in zip(ranks, expected, strict=True):
+        assert seen.answer["exit"] is None, seen.answer
+        assert seen.answer["calls"] == answer["calls"]
+        kind = torch.float32 if level == "O0" else torch.float16
+        assert seen.values("layer", "dtype") == {str(kind)}
+        assert seen.values("init", "backend") == {"nccl"}
+    assert largest_difference(tmp_path / "gpu", tmp_path / "cpu") < 2e-3
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.glob("*.csv")}
+
+
+def test_evaluation(crew: Crew, gpu_crew: Crew, tmp_path: Path) -> None:
+    """07 finds the same on GPUs: each count and prediction, and how far most scripts are off."""
+    chapter, found = "07_dist_eval", {}
+    patches = {"build_model": tiny_float64}
+    for name in ("gpu", "cpu"):
+        folder = tmp_path / name
+        folder.mkdir()
+        argv = [*arguments(folder / "run", HIGH_RATE), "--compare-naive"]
+        argv += ["--save-predictions", str(folder / "run.csv")]
+        task = call_main, chapter, argv, patches
+        if name == "gpu":
+            answers = [s.answer for s in gpu_crew.run(on_gpus, 2, {}, *task, world_size=2)]
+        else:
+            answers = crew.run(*task, world_size=2)
+        assert [answer["exit"] for answer in answers] == [None, None], answers
+        log = [{k: v for k, v in row.items() if k != "time"} for row in events(folder / "run")]
+        told = [row for row in log if row["event"] in ("eval", "naive")]
+        found[name] = files_of(folder) | files_of(folder / "run"), told
+    assert found["gpu"][0].keys() == {"run.csv", "confusion.csv", "per_class.csv"}
+    assert found["gpu"][0] == found["cpu"][0]
+    for one, other in zip(found["gpu"][1], found["cpu"][1], strict=True):
+        assert one == pytest.approx(other, rel=1e-10)
+
+
+# ---- bad input ----
+# Ranks, GPUs, more variables, the line.
+TOO_MANY = (2, 1, {}, "more processes than GPUs on this machine: start 1")
+OLD_DRIVER = (1, 1, {"PRETENDED_OLD_DRIVER": "1"}, "torch cannot use the GPUs of this machine: "
+              "its driver may be too old")  # fmt: skip
+# Slurm can hide GPUs, so 06 asks it how many there are.
+OF_SLURM = (2, 1, {"SLURM_GPUS_ON_NODE": "1"}, "2 tasks, 1 nodes, 1 GPUs each: a task per node or "
+            "GPU")  # fmt: skip
+MISTAKES = {"too many": TOO_MANY, "old driver": OLD_DRIVER, "too many tasks": OF_SLURM}
+MADE = [("old driver", chapter) for chapter in CHAPTERS] + [("too many tasks", "06_slurm")]
+MADE += [("too many", c) for c in CHAPTERS if c not in (ONE_PROCESS, "06_slurm")]
+CORE_MADE = [("too many", "02_distributed"), ("old driver", "02_distributed")]
+CORE_MADE += [("old driver", ONE_PROCESS), ("too many tasks", "06_slurm")]
+
+
+@pytest.mark.parametrize(("mistake", "chapter"), table(MADE, CORE_MADE))
+def test_refused(mistake: str, chapter: str, gpu_crew: Crew, tmp_path: Path) -> None:
+    """By one line, on the rank that sees it, before anybody waits for another."""
+    size, gpus, more, line = MISTAKES[mistake]
+    argv = arguments(tmp_path / "run", LOW_RATE, chapter)
+    patches = {"setup_distributed": stop_here, "build_loaders": stop_here}
+    if chapter in (ONE_PROCESS, HOROVOD):
+        del patches["setup_distributed"]
+    task = on_gpus, gpus, more, call_main, chapter, argv, patches
+    *_, last = gpu_crew.run(*task, world_size=size)
+    assert last.answer["exit"] == f"{chapter}: error: {line}", last.answer
+    assert not (tmp_path / "run").exists()
+
+
+def stop_here(*args: object) -> None:
+    """In place of what comes after the devices: a rank that has found its GPU ends."""
+    raise SystemExit("it has found its device")
