@@ -16,6 +16,7 @@ from harness import (
     HOROVOD,
     OWN_KEYS,
     ROOT,
+    STRICT,
     TOOLS,
     command_for,
     default_processes,
@@ -34,8 +35,6 @@ SIZE = ["--arch", "shufflenet_v2_x0_5", "--image-size", "32"]
 # peak rate, --lr times batch / 256, stays what these few steps learn with: 0.025.
 BATCH = 16 * max(WORLD_SIZE, 2)
 SIZE += ["--lr", 0.025 * 256 / BATCH]
-# A warning of torch or torchvision that one of its calls will go away is an error, or is seen.
-STRICT = {"PYTHONWARNINGS": "error::FutureWarning,default::DeprecationWarning"}
 # An evaluation at another batch size, or on one GPU in place of many, adds up in another order.
 # fp32 has 23 bits after the leading one, TF32 10 and bf16 7: in these two a sum in another
 # order moves logits enough for guesses to tie or change. What is compared is computed in fp32

@@ -36,6 +36,17 @@ AS_OTHERS = {"04_apex": ["--amp-dtype", "fp32"]}
 # What a process says that has used gloo and aborts while Python ends, its work done: a race in
 # torch, see docs/en/troubleshooting.md#end.
 GLOO_ABORT = "terminate called without an active exception"
+# Warnings that are not our programs' doing: `import torch` imports the old package pynvml where it
+# finds one, and from 2.8 to 2.11 torch's own DataLoader calls what will go away
+# (https://github.com/pytorch/pytorch/issues/174546).
+NOT_OURS = [
+    "ignore:The pynvml package is deprecated:FutureWarning",
+    "ignore:The argument 'device' of Tensor.pin_memory() is deprecated:DeprecationWarning",
+    "ignore:The argument 'device' of Tensor.is_pinned() is deprecated:DeprecationWarning",
+]
+# Any other warning of torch or torchvision that one of its calls will go away is an error, or seen.
+WARNINGS = ",".join(["error::FutureWarning", *NOT_OURS])
+STRICT = {"PYTHONWARNINGS": ",".join(["default::DeprecationWarning", WARNINGS])}
 # Seconds within which whatever a test starts must end: far more than it takes, as the machine may
 # be busy, and less than the 600 for which a rank waits by default for one that has died.
 PATIENCE = float(os.environ.get("TEST_PATIENCE", 540))
@@ -56,7 +67,7 @@ def clean_environment() -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONUNBUFFERED": "1",
         # torch's own "this will go away" stops a test; other packages' imports are not ours.
-        "PYTHONWARNINGS": "error::FutureWarning",
+        "PYTHONWARNINGS": WARNINGS,
     }
 
 

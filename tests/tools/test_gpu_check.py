@@ -12,7 +12,7 @@ from pathlib import Path
 
 import gpu_check
 import pytest
-from harness import CHAPTERS, ROOT, finish, kill_all, run, start
+from harness import CHAPTERS, ROOT, STRICT, finish, kill_all, run, start
 
 TOOL = ROOT / "tools/gpu_check.py"
 TALKS = "import time\nfor n in range({}): time.sleep(0.3); print(n)"
@@ -177,6 +177,44 @@ def test_smoke_tests_need_torch_alone(more: list[str]) -> None:
     assert all(f"evaluates[{chapter}]" in result.stdout for chapter in CHAPTERS), result.output
     for needs in ("needs requirements-dev.txt", "in CI a skip is a failure"):
         assert needs in result.stdout, result.output
+
+
+# What the package says on being imported, word for word.
+PYNVML = """
+import warnings
+warnings.warn(
+    "The pynvml package is deprecated. Please install nvidia-ml-py instead. If you did not install "
+    "pynvml directly, please report this to the maintainers of the package that installed pynvml "
+    "for you.", FutureWarning, stacklevel=2)
+"""
+
+
+def test_old_pynvml(tmp_path: Path) -> None:
+    """Where this package is installed, `import torch` warns of it: no program fails for that, nor
+    pytest. Any other warning of its kind is an error."""
+    (tmp_path / "pynvml.py").write_text(PYNVML)
+    own = "import warnings; warnings.warn('own', FutureWarning)"
+    for env in ({}, STRICT):
+        for program, status in (("import torch", 0), (own, 1)):
+            path = {"PYTHONPATH": str(tmp_path)}
+            result = run([sys.executable, "-c", program], tmp_path, 120, env | path)
+            assert result.returncode == status, result.output
+    collects = "-m pytest -q -m smoke --collect-only -p no:cacheprovider tests/chapters"
+    result = run([sys.executable, *collects.split()], ROOT, 120, path)
+    assert result.returncode == 0, result.output
+
+
+def test_pinning_is_not_ours(tmp_path: Path) -> None:
+    """What the DataLoader of torch 2.8 to 2.11 calls where there are GPUs; on a CPU it warns alike.
+    The smoke tests do not see it, and see any other."""
+    pins = "import torch\ntorch.zeros(1).is_pinned('cuda')\n"
+    pins += "try: torch.zeros(1).pin_memory('cuda')\nexcept RuntimeError: pass  # no GPU"
+    own = "import warnings\nwarnings.warn('own', DeprecationWarning)"
+    all_seen = {"PYTHONWARNINGS": "default::DeprecationWarning"}
+    for program, env, count in ((pins, STRICT, 0), (own, STRICT, 1), (pins, all_seen, 3)):
+        result = run([sys.executable, "-c", program], tmp_path, 120, env)
+        assert result.returncode == 0, result.output
+        assert len(result.lines("DeprecationWarning:")) == count, result.output
 
 
 @pytest.mark.parametrize("kind", ["", "-oldest", "-zensical"])
