@@ -97,12 +97,10 @@ class Reading:
     def value(self, node: ast.expr, scope: tuple) -> object:
         """What an expression is without GPUs, or UNKNOWN."""
         if isinstance(node, ast.BoolOp):
-            values = [self.value(part, scope) for part in node.values]
+            # One part may decide, whatever the others are.
             decides = isinstance(node.op, ast.Or)
-            for value in values:
-                if value is not UNKNOWN and bool(value) == decides:
-                    return value
-            return UNKNOWN if UNKNOWN in values else values[-1]
+            answers = [self.answer(part, scope) for part in node.values]
+            return decides if decides in answers else UNKNOWN if None in answers else not decides
         node = ast.Expression(self.facts.visit(copy.deepcopy(node)))
         safe = {"bool": bool, "len": len, "range": range}
         try:
@@ -112,6 +110,11 @@ class Reading:
         except Exception:  # it asks for what is not known
             return UNKNOWN
         return value if isinstance(value, PLAIN) else UNKNOWN
+
+    def answer(self, node: ast.expr, scope: tuple) -> bool | None:
+        """Which way an `if` of this goes; None if that is not known."""
+        value = self.value(node, scope)
+        return None if value is UNKNOWN else bool(value)
 
     def asks(self, node: ast.expr | None, scope: tuple) -> bool:
         """Whether an expression asks about GPUs, itself or by a name."""
@@ -152,10 +155,10 @@ class Reading:
             asked = node.iter if isinstance(node, ast.For) else node.test
             self.expression(asked, scope, out)
             self.expression(getattr(node, "target", None), scope, out)
-            value = self.value(asked, scope)
-            ends = self.block(node.body, scope, out or value is not UNKNOWN and not value)
-            never = isinstance(node, ast.If) and value is not UNKNOWN and bool(value)
-            return self.block(node.orelse, scope, out or never) and ends
+            answer = self.answer(asked, scope)
+            ends = self.block(node.body, scope, out or answer is False)
+            other = out or (isinstance(node, ast.If) and answer is True)
+            return self.block(node.orelse, scope, other) and ends
         if isinstance(node, ast.Try):
             for part in (node.body, *(h.body for h in node.handlers), node.orelse, node.finalbody):
                 self.block(part, scope, out)
@@ -181,20 +184,14 @@ class Reading:
             self.assign(getattr(node, "target", None) or node.targets[0], node.value, scope, out)
             return self.expression(node.value, scope, out)
         elif isinstance(node, ast.IfExp):
-            value = self.value(node.test, scope)
-            arms = {
-                node.body: value is not UNKNOWN and not value,
-                node.orelse: value is not UNKNOWN and bool(value),
-            }
-            ruled_out = [arm for arm in arms if arms[arm] or out and value is UNKNOWN]
+            arms = {True: [node.orelse], False: [node.body], None: [node.body, node.orelse] * out}
+            ruled_out = arms[self.answer(node.test, scope)]
         elif isinstance(node, ast.BoolOp):
-            values = [self.value(part, scope) for part in node.values]
-            decided = [v is not UNKNOWN and bool(v) == isinstance(node.op, ast.Or) for v in values]
-            first = decided.index(True) if True in decided else len(decided)
-            ruled_out = node.values[first + 1 :]
+            answers = [self.answer(part, scope) for part in node.values]
+            decides = isinstance(node.op, ast.Or)
+            ruled_out = node.values[[*answers, decides].index(decides) + 1 :]
         elif isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
-            value = self.value(node.generators[0].iter, scope)
-            if value is not UNKNOWN and not value:
+            if self.answer(node.generators[0].iter, scope) is False:
                 ruled_out = [node.value if isinstance(node, ast.DictComp) else node.elt]
         for part in ruled_out:
             self.add(part, scope)
