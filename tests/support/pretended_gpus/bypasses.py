@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import machine
 from .notes import note
-from .placement import CPU, DEVICES, full, place_of
+from .placement import DEVICES, full, place_of, put_storage
 
 
 def grouped(lists: Sequence, with_indices: bool = False) -> dict:
@@ -63,9 +63,7 @@ def restore(storage: Any, location: str) -> Any:
         return None
     place = full(location)
     note("load", place=place, current=machine.MACHINE.current)
-    if place != CPU:
-        machine.touch()
-        DEVICES.put(storage, place)
+    put_storage(storage, place)
     return storage
 
 

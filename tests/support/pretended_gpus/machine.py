@@ -22,6 +22,7 @@ class Machine(threading.local):
     capability = (8, 0)
     old_driver = False
     touched = False  # whether this process has used a GPU
+    holding: set[int] = set()  # the GPUs on which it has had tensors
     forked = False  # from one that had
     sync_debug = "default"
 
@@ -39,6 +40,7 @@ def look() -> None:
     Machine.names, Machine.capability = names, (int(major), int(minor))
     Machine.old_driver = bool(os.environ.get("PRETENDED_OLD_DRIVER"))
     Machine.touched = Machine.forked = False
+    Machine.holding = set()
     MACHINE.current = 0
     torch.cuda.default_generators = generators()
 
@@ -149,8 +151,9 @@ def generators() -> list[SimpleNamespace]:
     return [SimpleNamespace(initial_seed=seed, get_offset=lambda: 0) for _ in MACHINE.names]
 
 
-def used(*args: Any) -> int:
-    return GIB // 8
+def memory(device: Any = None) -> int:
+    """Not how much, only whether there is any."""
+    return GIB // 8 if index_of(device) in Machine.holding else 0
 
 
 def nothing(*args: Any) -> None:
@@ -165,8 +168,8 @@ CUDA = {
     "current_stream": stream, "default_stream": stream, "Stream": Stream, "Event": Event,
     "synchronize": nothing, "empty_cache": nothing, "reset_peak_memory_stats": nothing,
     "manual_seed": nothing, "manual_seed_all": nothing, "set_sync_debug_mode": set_sync_debug_mode,
-    "memory_allocated": used, "max_memory_allocated": used, "memory_reserved": used,
-    "max_memory_reserved": used, "mem_get_info": lambda device=None: (70 * GIB, 80 * GIB),
+    "memory_allocated": memory, "max_memory_allocated": memory, "memory_reserved": memory,
+    "max_memory_reserved": memory, "mem_get_info": lambda device=None: (70 * GIB, 80 * GIB),
     "is_current_stream_capturing": lambda: False,
 }  # fmt: skip
 ACCELERATOR = {

@@ -53,9 +53,14 @@ def place_of(tensor: Tensor) -> torch.device:
 def put(tensor: Tensor, place: torch.device) -> Tensor:
     """Say where a tensor is that has just been made."""
     if place.type == "cuda":
-        machine.touch()
-        DEVICES.put(storage_of(tensor), place)
+        put_storage(storage_of(tensor), place)
     return tensor
+
+
+def put_storage(storage: Any, place: torch.device) -> None:
+    machine.touch()
+    machine.Machine.holding.add(place.index)
+    DEVICES.put(storage, place)
 
 
 def full(device: Any) -> torch.device:

@@ -1,0 +1,212 @@
+"""Real launches with pretended GPUs in every Python process: what warm processes cannot show.
+
+The whole smoke test of every chapter, 06 on a real Slurm, and the programs of tools/ for GPU boxes.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from crew import Crew, call_main
+from harness import (
+    HOROVOD,
+    LAUNCHED_BY_TORCHRUN,
+    ROOT,
+    SLURM,
+    TINY,
+    TOOLS,
+    clean_environment,
+    command_for,
+    load_state,
+    rows,
+    run,
+)
+from pretended_gpus import environment, notes
+from pretended_gpus.members import on_gpus
+from slurm import MiniSlurm, mini_slurm
+from tiers import table
+
+# Five steps an epoch: those between the first and the last have no row in the log.
+TRAINING = ["--synthetic", 40, *TINY, "--epochs", 2, "--print-freq", 1000, "--output-dir", "run"]
+ORDINARY = {2, 3, 4, 7, 8, 9}
+
+
+def of(what: str, found: list[dict], rank: int) -> list[dict]:
+    return [row for row in found if row["what"] == what and row["rank"] == rank]
+
+
+def assert_ranks(found: list[dict], gpus: list[int]) -> None:
+    """Each rank has joined by nccl, and has pinned and computed for its GPU alone."""
+    for rank, gpu in enumerate(gpus):
+        (init,) = of("init", found, rank)
+        place = f"cuda:{gpu}"
+        assert (init["backend"], init["device_id"], init["current"]) == ("nccl", place, str(gpu))
+        assert {row["device"] for row in of("pin_memory", found, rank)} == {str(gpu)}
+        assert {row["place"] for row in of("layer", found, rank)} == {place}
+        waits = [row for row in of("wait", found, rank) if row["backwards"] in ORDINARY]
+        assert not waits
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    """With loader workers, whose batches a thread pins: for the GPU that was set before."""
+    argv = [*TRAINING, "--workers", 1]
+    command = command_for("02_distributed", argv, 2)
+    done = run(command, tmp_path, env=environment(2, tmp_path))
+    assert done.returncode == 0, done.output
+    assert_ranks(notes.read(tmp_path), [0, 1])
+    assert rows(tmp_path / "run", "start")[0]["device"] == "Pretended GPU"
+    assert len(rows(tmp_path / "run", "train")) == 4
+    assert load_state(tmp_path / "run/checkpoint.pt")["global_step"] == 10
+
+
+def without_launcher(chapter: str) -> dict:
+    """In a crew member: as if typed by hand."""
+    import os
+
+    for name in [name for name in os.environ if name.startswith(("RANK", "SLURM", "HOROVOD_"))]:
+        del os.environ[name]
+    return call_main(chapter, ["--synthetic", "8", "--output-dir", "nowhere"])
+
+
+@pytest.mark.parametrize("chapter", table([*LAUNCHED_BY_TORCHRUN, SLURM], ["02_distributed"]))
+def test_no_launcher(chapter: str, gpu_crew: Crew) -> None:
+    """One line, which says what to type."""
+    (seen,) = gpu_crew.run(on_gpus, 2, {}, without_launcher, chapter)
+    launcher = "srun -K" if chapter == SLURM else "torchrun --standalone"
+    assert seen.answer["exit"].startswith(f"{chapter}: error: start it with {launcher} ")
+
+
+@pytest.mark.proof
+def test_horovod_for_cpus(tmp_path: Path) -> None:
+    """It would take minutes for what nccl does in one."""
+    done = run(command_for(HOROVOD, TRAINING, 2), tmp_path, env=environment(2))
+    assert done.returncode != 0
+    assert done.lines("05_horovod: error: this Horovod has no nccl: bash 05_horovod/install.sh")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_smoke(gpus: int, tmp_path: Path) -> None:
+    """That of every chapter, as on a GPU box, and nccl was what they asked for."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "smoke", "-p", "no:cacheprovider"]
+    command += ["--basetemp", tmp_path / "smoke", ROOT / "tests/chapters/test_smoke.py"]
+    (tmp_path / "notes").mkdir()
+    env = clean_environment() | environment(gpus, tmp_path / "notes") | {"CI": ""}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=3000)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"\b6 passed, 1 skipped", done.stdout), done.stdout
+    assert "needs a Horovod with NCCL" in done.stdout
+    inits = {(row["rank"], row["device_id"]) for row in notes.read(tmp_path / "notes")
+             if row["what"] == "init" and row["backend"] == "nccl"}  # fmt: skip
+    # 06 is under torchrun there; a lone process has GPU 0.
+    assert {(rank, f"cuda:{rank}") for rank in range(gpus)} == inits
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    ("chapter", "flags"),
+    [
+        ("03_multiprocessing", ["--bf16", "--sync-bn"]),
+        ("04_apex", ["--amp-dtype", "fp16", "--clip-grad", 1]),
+        ("07_dist_eval", ["--compare-naive", "--save-predictions", "predictions.csv"]),
+    ],
+)
+def test_launched(chapter: str, flags: list, tmp_path: Path) -> None:
+    command = command_for(chapter, [*TRAINING, *flags], 2)
+    done = run(command, tmp_path, env=environment(2, tmp_path))
+    assert done.returncode == 0, done.output
+    found = notes.read(tmp_path)
+    if "--sync-bn" in flags:  # in every step, as the chapter says
+        found = [row for row in found if not row.get("why", "").startswith("a mask")]
+    assert_ranks(found, [0, 1])
+    assert len((tmp_path / "predictions.csv").read_text().split()) == 11 or "07" not in chapter
+
+
+# ---- Slurm ----
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[MiniSlurm]:
+    """Two nodes, each with a network and a host name of its own, and with two GPUs for Slurm."""
+    with mini_slurm(netns=True) as cluster:
+        yield cluster
+
+
+# How it is asked for, and the GPU of each of the four ranks as its process counts them.
+REQUESTS = {
+    "a task per GPU": ("--ntasks-per-node 2 --gres gpu:2", [0, 1, 0, 1]),
+    "a task per node": ("--ntasks-per-node 1 --gres gpu:2", [0, 1, 0, 1]),
+    "GPUs of each task": ("--ntasks-per-node 2 --gpus-per-task 1", [0, 0, 0, 0]),
+}
+
+
+@pytest.mark.proof
+@pytest.mark.xdist_group("slurm")
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_slurm(request_: str, slurm: MiniSlurm, tmp_path: Path) -> None:
+    ask, gpus = REQUESTS[request_]
+    variables = [f"{name}={value}" for name, value in environment(2, tmp_path).items()]
+    srun = ["env", *variables, "srun", "-K", "--nodes", 2, *ask.split(), "--cpus-per-task", 1]
+    done = slurm.run(*srun, sys.executable, ROOT / SLURM / "main.py", *TRAINING, cwd=tmp_path)
+    assert done.returncode == 0, done.output
+    assert rows(tmp_path / "run", "start")[0]["world_size"] == 4
+    assert_ranks(notes.read(tmp_path), gpus)
+
+
+# ---- the programs of tools/ ----
+@pytest.mark.proof
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_gpu_check(gpus: int, tmp_path: Path) -> None:
+    """No check fails, and those that a pretended GPU has not are "not here"."""
+    command = [sys.executable, TOOLS / "gpu_check.py", "--minutes", 60, "--out", tmp_path / "out"]
+    done = run(command, tmp_path, 3600, environment(gpus))
+    found = json.loads((tmp_path / "out/gpu.json").read_text())["checks"]
+    failed = [row["name"] for row in found if row["status"] == "FAILED"]
+    assert not failed and done.returncode == 0, done.output
+
+
+@pytest.mark.proof
+def test_benchmark(tmp_path: Path) -> None:
+    words = ["--train", "--loop", "--collectives", "--rounds", 1, "--steps", 2, "--image-size", 32]
+    words += ["--batch-size-per-rank", 4, "--variants", "reference,02,02 bf16,04 fp16"]
+    command = [sys.executable, TOOLS / "benchmark/benchmark.py", *words, "--arch", "resnet18"]
+    (tmp_path / "notes").mkdir()
+    env = environment(2, tmp_path / "notes")
+    done = run([*command, "--out", tmp_path / "out"], tmp_path, 1800, env)
+    assert done.returncode == 0, done.output
+    result = json.loads((tmp_path / "out/benchmark.json").read_text())
+    assert result["gpus"] == ["Pretended GPU"] * 2
+    assert not [row for row in result["runs"] if row["failed"]]
+    assert "| all-reduce, nccl, 2 ranks |" in done.stdout
+
+
+SCRIPT = (ROOT / "docs/examples/convert/multi.py").read_text()
+DOCTORED = {
+    "right": ("", "", set()),
+    "the same order": ("sampler.set_epoch(epoch)", "pass", {"same_order"}),
+    # What it loads lies where it was saved: on the GPU of rank 0.
+    "memory on another's GPU": (
+        "    ddp_model = Dist",
+        '    torch.save(model.state_dict(), "start.pt") if rank == 0 else None\n'
+        '    dist.barrier()\n    start = torch.load("start.pt")\n    ddp_model = Dist',
+        {"shared_gpu:memory"},
+    ),
+}
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("case", DOCTORED)
+def test_doctor(case: str, tmp_path: Path) -> None:
+    """It sees the GPUs that a script uses, and who uses another's."""
+    old, new, expected = DOCTORED[case]
+    assert old in SCRIPT
+    (tmp_path / "script.py").write_text(SCRIPT.replace(old, new))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    doctor = [sys.executable, TOOLS / "doctor", "--json", "verdict.json", *torchrun]
+    done = run([*doctor, "--nproc-per-node", 2, "script.py"], tmp_path, env=environment(2))
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert {finding["id"] for finding in verdict["findings"]} == expected, done.output
+    assert "shared_gpu" not in verdict.get("not_checked", {}), done.output
