@@ -74,11 +74,11 @@ $(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
 	@$(RUN) -m pip install --quiet -c constraints.txt -r requirements-dev.txt
 	@touch $@
 
-# What is not a Python package: Slurm, Horovod, its compilers, and for the site a browser.
+# What is not a Python package: Slurm, Horovod, its compilers, and for the site a browser. The script
+# touches the file, unless something failed that is worth another try at the next make.
 $(VENV)/ready-for-smoke $(VENV)/ready-for-tests: $(VENV)/ready tests/support/prepare.sh \
-		05_horovod/install.sh tools/mini_slurm.sh
-	@PYTHON=$(RUN) bash tests/support/prepare.sh $(if $(findstring smoke,$@),smoke,test)
-	@touch $@
+		05_horovod/install.sh tools/mini_slurm.sh tools/apt_install.sh
+	@PYTHON=$(RUN) bash tests/support/prepare.sh $(if $(findstring smoke,$@),smoke,test) $@
 
 $(MERMAID): tools/site/fetch_npm.sh
 	@echo "fetching mermaid, which draws the diagrams: 18 MB to download, 4 MB on disk"

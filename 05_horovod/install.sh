@@ -35,6 +35,14 @@ TEXT
 
 die() { echo "error: $*" >&2; exit 1; }
 
+# pip, where it may need the network. Status 75 (EX_TEMPFAIL) says: another time it may succeed.
+fetch() {  # what it is, pip's arguments
+    "$python" -m pip "${@:2}" -q --disable-pip-version-check >"$tmp/pip.log" 2>&1 && return
+    cat "$tmp/pip.log" >&2
+    echo "error: $1 was not fetched, see above" >&2
+    exit 75
+}
+
 for word in "$@"; do
     case $word in
         --cpu | --nccl) mode=${word#--} ;;
@@ -140,10 +148,7 @@ compile() {  # runs in a subshell, with its output in the log
     # Horovod's copy of Gloo is too old for CMake 4 unless told so, and forgets a header that
     # GCC 15 no longer brings along by itself.
     export CMAKE_POLICY_VERSION_MINIMUM=3.5 CXXFLAGS="-include cstdint ${CXXFLAGS:-}"
-    export MAKEFLAGS=${MAKEFLAGS:--j$(nproc)} PIP_DISABLE_PIP_VERSION_CHECK=1
-    # What setup.py needs goes into a folder of its own, not into the environment.
-    "$python" -m pip install -q --target "$tmp/tools" "setuptools<81" wheel packaging \
-        cloudpickle psutil pyyaml cffi || return
+    export MAKEFLAGS=${MAKEFLAGS:--j$(nproc)}
     export PYTHONPATH=$tmp/tools${PYTHONPATH:+:$PYTHONPATH}
     cd "$source" && "$python" setup.py bdist_wheel -d "$tmp/wheel"
 }
@@ -158,9 +163,11 @@ build() {
         "on Debian or Ubuntu: apt-get install g++ cmake make python3-dev"
 
     echo "horovod==$VERSION --hash=sha256:$SHA256" >"$tmp/pinned.txt"
-    "$python" -m pip download -q --disable-pip-version-check --no-deps --no-binary horovod \
-        --require-hashes -r "$tmp/pinned.txt" -d "$tmp" >"$tmp/pip.log" 2>&1 ||
-        { cat "$tmp/pip.log" >&2; die "the source of Horovod was not fetched, see above"; }
+    fetch "the source of Horovod" download --no-deps --no-binary horovod --require-hashes \
+        -r "$tmp/pinned.txt" -d "$tmp"
+    # What setup.py needs goes into a folder of its own, not into the environment.
+    fetch "what builds Horovod" install --target "$tmp/tools" "setuptools<81" wheel packaging \
+        cloudpickle psutil pyyaml cffi
     tar -xf "$source.tar.gz" -C "$tmp"
 
     sed -i "s/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD $standard)/" \
@@ -197,6 +204,6 @@ if [ ! -d "$folder" ]; then build; fi
 # nothing else is installed anew. The second line adds those that are missing.
 "$python" -m pip install -q --disable-pip-version-check --force-reinstall --no-deps \
     "$folder"/horovod-*.whl
-"$python" -m pip install -q --disable-pip-version-check "$folder"/horovod-*.whl
+fetch "what Horovod needs" install "$folder"/horovod-*.whl
 "$scripts/horovodrun" --check-build
 "$python" -c 'import horovod.torch; print("import horovod.torch: ok")'

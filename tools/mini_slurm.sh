@@ -71,12 +71,7 @@ install_packages() {
     trap 'rm -f $policy; [ ! -e $policy.mini-slurm ] || mv $policy.mini-slurm $policy' EXIT
     printf '#!/bin/sh\nexit 101\n' >$policy
     chmod +x $policy
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get update -qq >&2 || say "apt-get update failed, trying with the lists that are here"
-    say "setting up with apt-get: ${missing[*]}; $(LC_ALL=C apt-get install --assume-no \
-        --no-install-recommends "${missing[@]}" |
-        sed -n 's/^Need to get \(.*\) of archives.*/\1/p') to download"
-    apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null ||
+    "$(dirname "$0")/apt_install.sh" "${missing[@]}" >&2 ||
         die "apt-get could not install ${missing[*]}"
     # Nor shall the next boot start them.
     if command -v systemctl >/dev/null; then
