@@ -8,11 +8,12 @@ XDIST := $(shell command -v nvidia-smi >/dev/null || printf '%s' "-n $$(($$(npro
 RUN := $(VENV)/bin/python
 MERMAID := docs/assets/javascripts/mermaid.min.js
 BIOME := $(VENV)/biome
+PREPARE := tests/support/prepare.sh 05_horovod/install.sh tools/mini_slurm.sh tools/apt_install.sh
 # Each step of the set-up says one line before it is silent for minutes, and nothing else. Its sizes
 # are what pip said that it downloads, and du -sm; 2026-11-23, Linux x86_64, Python 3.11, CUDA wheels.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: doctor.pyz help demo gpu test smoke smoke-oldest proof faults bench lint figures site site-zensical serve clean
+.PHONY: doctor.pyz help demo gpu test smoke proof faults bench lint figures site site-zensical serve clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -28,8 +29,10 @@ test: $(VENV)/ready $(VENV)/ready-for-tests $(MERMAID) lint  ## every promise on
 smoke: $(VENV)/ready $(VENV)/ready-for-smoke  ## every chapter once, on CPUs, one GPU or many
 	$(RUN) -m pytest -m smoke $(XDIST) $(ARGS)
 
-smoke-oldest: $(VENV)-oldest/ready  ## the same on the oldest torch we support
-	$(VENV)-oldest/bin/python -m pytest -m smoke tests/chapters $(ARGS)
+# In an environment of its own: oldest, nightly, or a version.
+smoke-oldest:  ## the same on the oldest torch we support; or make smoke-nightly, make smoke-2.9.0
+smoke-%: $(VENV)-%/ready-for-smoke
+	$(VENV)-$*/bin/python -m pytest -m smoke tests/chapters $(ARGS)
 
 proof: $(VENV)/ready $(VENV)/ready-for-tests $(VENV)-zensical/ready $(MERMAID) smoke-oldest  ## hours: all combinations, then every protection broken
 	$(RUN) -m pytest $(XDIST) $(ARGS)
@@ -51,6 +54,7 @@ lint: $(VENV)/ready $(BIOME)  ## formatting and static checks
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(BIOME) check
+	$(RUN) -m check_jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 figures: $(VENV)/ready  ## the still pictures of the figures that move, after a change of their scripts
 	$(RUN) -m tools.site.stills
@@ -65,7 +69,7 @@ serve: $(VENV)/ready $(MERMAID)  ## the same at http://127.0.0.1:8000, built ane
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
 
 clean:  ## remove the environments, the demo's data, all runs and the built site
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-zensical data runs site .zensical-i18n
+	rm -rf $(VENV) $(VENV)-* data runs site .zensical-i18n
 
 $(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"the pinned torch needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: type make PYTHON=python3.12 $(MAKECMDGOALS)")'
@@ -76,8 +80,7 @@ $(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
 
 # What is not a Python package: Slurm, Horovod, its compilers, and for the site a browser. The script
 # touches the file, unless something failed that is worth another try at the next make.
-$(VENV)/ready-for-smoke $(VENV)/ready-for-tests: $(VENV)/ready tests/support/prepare.sh \
-		05_horovod/install.sh tools/mini_slurm.sh tools/apt_install.sh
+$(VENV)/ready-for-smoke $(VENV)/ready-for-tests: $(VENV)/ready $(PREPARE)
 	@PYTHON=$(RUN) bash tests/support/prepare.sh $(if $(findstring smoke,$@),smoke,test) $@
 
 $(MERMAID): tools/site/fetch_npm.sh
@@ -102,10 +105,18 @@ $(VENV)-zensical/ready: constraints.txt
 		pymdown-extensions
 	@touch $@
 
-$(VENV)-oldest/ready: requirements.txt requirements-oldest.txt
-	@echo "setting up $(VENV)-oldest: torch 2.6, torchvision; 3.1 GB to download, 6 GB on disk; takes minutes"
-	@$(PYTHON) -m venv $(VENV)-oldest
-	@$(VENV)-oldest/bin/python -m pip install --quiet -r requirements-oldest.txt
-	@echo "setting up Horovod there: a wheel from an earlier time, or 4 minutes of compiling"
-	-@PYTHON=$(VENV)-oldest/bin/python bash 05_horovod/install.sh >/dev/null
+# A version that begins with dev has pip take last night's, if PIP_EXTRA_INDEX_URL names a place that
+# has it: https://download.pytorch.org/whl/nightly/cpu
+$(VENV)-oldest/ready: TORCH := torch==2.6.0
+$(VENV)-nightly/ready: TORCH := "torch>=2.6.dev0" "torchvision>=0.21.dev0"
+$(VENV)-%/ready: TORCH = torch==$*
+$(VENV)-%/ready: requirements.txt requirements-smoke.txt
+	@echo "setting up $(VENV)-$*: torch, torchvision; 3.1 GB to download, 6 GB on disk; takes minutes"
+	@$(PYTHON) -m venv $(VENV)-$*
+	@$(VENV)-$*/bin/python -m pip install --quiet -r requirements-smoke.txt $(TORCH)
 	@touch $@
+
+$(VENV)-%/ready-for-smoke: $(VENV)-%/ready $(PREPARE)
+	@PYTHON=$(VENV)-$*/bin/python bash tests/support/prepare.sh smoke $@
+
+.PRECIOUS: $(VENV)-%/ready $(VENV)-%/ready-for-smoke
