@@ -1,9 +1,9 @@
 """Does everything work on this GPU box, and how fast? Offline, with the torch that is there.
 
-    python tools/gpu_check.py                            # all of it, in 9 minutes
+    python tools/gpu_check.py                            # all of it, in 10 minutes
     python tools/gpu_check.py --machine                  # the machine alone: first on a new box
     python tools/gpu_check.py --only speed --minutes 5   # one group
-    python tools/gpu_check.py --device cpu --minutes 2   # the same code on CPUs, small
+    python tools/gpu_check.py --device cpu --minutes 20  # the same code on two CPU processes, small
 
 Prints a line for each check (ok, FAILED, cut short, not here: why) and writes gpu.json into --out
 after each of them, so a run that is cut off has kept what it found. Ends with status 1 if a check
@@ -31,12 +31,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tools/benchmark"))
-from processes import end_all, end_on_signals  # noqa: E402
+from processes import end_all, end_on_signals, marked  # noqa: E402
 
 PROBES, BENCHMARK = ROOT / "tools/gpu_probes.py", ROOT / "tools/benchmark/benchmark.py"
-SHARES = {"machine": 1, "chapters": 3, "exactness": 2, "speed": 3}  # of --minutes
+SHARES = {"machine": 1, "chapters": 3, "exactness": 3, "speed": 3}  # of --minutes
 QUIET = 90  # seconds without output after which a program hangs; slow ones go on talking
+SOON = 60  # seconds after which a run that is told to stop should have done so
 PYTHON = [sys.executable, "-u"]
+# What torch or nccl say where a chapter has done something wrong, and go on.
+COMPLAINTS = ("Grad strides do not match", "destroy_process_group() was not called")
+# cuBLAS and cuDNN compute float32 in full. In TF32, which the chapters choose, a batch of another
+# size may move a guess.
+NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}
 # What srun would set, for one task on one node.
 SLURM = dict.fromkeys(("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID"), "0")
 SLURM |= dict.fromkeys(("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"), "1")
@@ -77,27 +83,31 @@ def torchrun(ranks: int) -> list:
 class Box:
     """What a check may use: programs that are bounded, a folder, how many GPUs there are."""
 
-    def __init__(self, device: str, folder: Path) -> None:
+    def __init__(self, device: str, folder: Path, processes: int) -> None:
         self.device, self.folder, self.deadline = device, folder, float("inf")
-        self.command, self.output, self.data = "", "", {}
-        found = self.probe("versions") if device == "cuda" else {"gpus": [], "bf16": False}
-        self.gpus = len(found["gpus"])
+        self.command, self.output, self.data, self.patience = "", "", {}, 1
+        found = {"gpus": [], "bf16": False, "nccl": None}
+        if device == "cuda":
+            found = self.probe("versions")
+        self.gpus, self.nccl = len(found["gpus"]), found["nccl"]
         # GPUs before Ampere emulate bf16, slowly: chapter 04 has fp16 for them.
         self.fast = "02 bf16" if found["bf16"] else "04 fp16"
-        self.ranks = self.gpus or 2
+        self.ranks = self.gpus or processes
+        # Processes that share a core take longer to say something.
+        self.patience = 1 if self.gpus else max(1, processes // len(os.sched_getaffinity(0)))
 
     def run(
         self, words: list, status: int = 0, env: dict | None = None, quiet: float = 0,
         when: Callable[[subprocess.Popen], None] = lambda process: None,
     ) -> str:  # fmt: skip
-        """The output of a command, which must end with this status, and not be quiet for so many
-        seconds; nothing that it has started outlives it. `when` is called again and again."""
+        """The output of a command, which must end with this status, not be quiet for so many
+        seconds, and leave no process behind. `when` is called again and again."""
         words, mark = list(map(str, words)), uuid.uuid4().hex
         self.command = shlex.join(words).replace(sys.executable, "python").replace(f"{ROOT}/", "")
         environment = os.environ | {"BENCHMARK_RUN": mark} | (env or {})
         if self.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        quiet, size, heard = quiet or QUIET, 0, time.monotonic()
+        quiet, size, heard = self.patience * (quiet or QUIET), 0, time.monotonic()
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             process = subprocess.Popen(
                 words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
@@ -111,6 +121,9 @@ class Box:
                     time.sleep(0.05)
                     if (grown := os.fstat(log.fileno()).st_size) > size:
                         size, heard = grown, now
+                patience = time.monotonic() + (0 if late else 10)
+                while (left := marked(mark)) and time.monotonic() < patience:
+                    time.sleep(0.05)
             finally:
                 end_all(mark, 0)
                 process.wait()
@@ -122,7 +135,11 @@ class Box:
             raise CutShort(f"by --minutes, {now - heard:.0f} s after its last output")
         if process.returncode != status:
             lines = [line for line in self.output.splitlines() if "rror" in line] or ["silent"]
+            own = [line for line in lines if ": error: " in line]  # a chapter's; torchrun's follow
+            lines = own or lines
             raise Failed(f"status {process.returncode}, not {status}: {lines[-1].strip()[:200]}")
+        if left:
+            raise Failed(f"leaves {len(left)} processes behind")
         return self.output
 
     def probe(self, name: str, *words: object, ranks: int = 0) -> dict:
@@ -137,9 +154,13 @@ class Box:
 
     def chapter(
         self, chapter: str, *flags: object, out: str, ranks: int = 0, through: str = "",
-        status: int = 0, when: Callable[[subprocess.Popen], None] = lambda process: None,
+        start: list | None = None, status: int = 0, env: dict | None = None, peak: float = 0.0125,
+        quiet: float = 0,
+        when: Callable[[subprocess.Popen], None] = lambda process: None,
     ) -> list[dict]:  # fmt: skip
-        """Start a chapter as its page says, or through a probe; the rows of its log."""
+        """Start a chapter as its page says, or otherwise, or through a probe; the rows of its log.
+        An epoch has 20 steps and learns at the same rate with any number of ranks, unless flags
+        say otherwise."""
         ranks, number = ranks or self.ranks, chapter[:2]
         main = [ROOT / chapter / "main.py"]
         if through:
@@ -152,12 +173,24 @@ class Box:
             raise NotHere("Horovod is not installed: bash 05_horovod/install.sh")
 
         cpu = self.device == "cpu"
+        batch = (8 if cpu else 32) * ranks
         sizes = ["--arch", "shufflenet_v2_x0_5" if cpu else "resnet18", "--workers", 2]
-        sizes += ["--synthetic", 64 if cpu else 640, "--image-size", 32 if cpu else 64]
-        sizes += ["--batch-size", (8 if cpu else 32) * ranks, "--epochs", 1, "--print-freq", 1]
-        start = [*launcher.get(number, torchrun(ranks)), *main, *sizes, *own, "--output-dir", out]
-        env = SLURM | {"SLURM_JOB_ID": str(os.getpid())} if number == "06" else {}
-        self.run([*start, *flags], status, env, when=when)
+        sizes += ["--batch-size", batch, "--epochs", 1, "--print-freq", 1]
+        sizes += ["--image-size", 32 if cpu else 64, "--lr", peak * 256 / batch]
+        if "--data" not in flags:
+            sizes += ["--synthetic", 20 * batch]
+        start = start or launcher.get(number) or torchrun(ranks)
+        words = [*start, *main, *sizes, *own, "--output-dir", out, *flags]
+        slurm = SLURM | {"SLURM_JOB_ID": str(os.getpid())} if number == "06" else {}
+        try:
+            self.run(words, status, slurm | (env or {}), quiet, when)
+        except Failed:
+            if "this Horovod has no nccl" in self.output:
+                raise NotHere("Horovod has no nccl: bash 05_horovod/install.sh --nccl") from None
+            raise
+        for complaint in COMPLAINTS:
+            if complaint in self.output:
+                raise Failed(f"it says: {complaint}")
         log = "evaluate.jsonl" if "--evaluate" in flags else "metrics.jsonl"
         path = self.folder / out / log
         return rows_of(path) if path.exists() else []
@@ -187,6 +220,16 @@ def torch_and_gpus(box: Box) -> str:
     return "{torch}, CUDA {cuda}, nccl {nccl}, driver {driver}, {gpus}".format(**found)
 
 
+@check("machine", "TF32")
+def tf32(box: Box) -> str:
+    box.data = box.probe("tf32")
+    if box.data["warnings"]:
+        raise Failed(box.data["warnings"][0])
+    if not (box.data["products"] and box.data["convolutions"]):
+        raise Failed(f"torch.set_float32_matmul_precision does not choose it: {box.data}")
+    return "chosen, for products and convolutions"
+
+
 @check("machine", "limits")
 def limits(box: Box) -> str:
     box.data = box.probe("limits")
@@ -196,6 +239,11 @@ def limits(box: Box) -> str:
 
 
 # ---- chapters ----
+def falls(losses: list[float]) -> bool:
+    """Whether the last five are well below the first five, on average."""
+    return len(losses) >= 10 and sum(losses[-5:]) < 0.9 * sum(losses[:5])
+
+
 def trains(chapter: str, *flags: object) -> Callable[[Box], str]:
     def function(box: Box) -> str:
         out = chapter + "".join(map(str, flags))
@@ -207,10 +255,13 @@ def trains(chapter: str, *flags: object) -> Callable[[Box], str]:
             [row["acc1"] for row in log if row["event"] == "eval"][-1] for log in (rows, evaluated)
         )
         starts = [row for row in rows if row["event"] == "start"]
-        rate = [row["images_per_second"] for row in rows if row["event"] == "train"][-1]
-        box.data = {"acc1": before, "evaluated": again, "images_per_second": rate}
+        trained = [row for row in rows if row["event"] == "train"]
+        losses, rate = [row["loss"] for row in trained], trained[-1]["images_per_second"]
+        box.data = {"acc1": before, "evaluated": again, "images_per_second": rate, "losses": losses}
         if [row["resumed_from_step"] for row in starts] != [0, starts[0]["steps_per_epoch"]]:
             raise Failed("the second epoch did not resume the first")
+        if not falls(losses):
+            raise Failed(f"the loss does not fall: from {losses[0]:.2f} to {losses[-1]:.2f}")
         if abs(again - before) > 1:  # the same weights; bf16 may sum in another order
             raise Failed(f"the checkpoint evaluates to {again} %, and did to {before} %")
         return f"trains, resumes, evaluates to {before:.1f} %"
@@ -266,24 +317,38 @@ def memory(box: Box) -> str:
 
 @check("exactness", "resume bit for bit")
 def resume(box: Box) -> str:
+    """As saved, and with the momentum in another order in memory, which is all the same."""
     flags = ["--epochs", 2, "--warmup-epochs", 0]
-    for out, more in (("whole", []), ("parts", ["--resume", "whole/after1.pt"])):
+    for out, more in (
+        ("whole", []),
+        ("saved", ["--resume", "whole/after1.pt"]),
+        ("contiguous", ["--resume", "whole/contiguous.pt"]),
+    ):
         box.chapter("02_distributed", *flags, *more, out=out, through="deterministic")
-    box.data = box.probe("difference", "whole/checkpoint.pt", "parts/checkpoint.pt")
-    if box.data["largest"] != 0:
-        raise Failed(f"weights differ by up to {box.data['largest']:.2g}")
-    return "equal to the uninterrupted run, with deterministic algorithms"
+        found = box.probe("difference", "whole/checkpoint.pt", f"{out}/checkpoint.pt")
+        box.data[out] = found["largest"]
+    if max(box.data.values()) != 0:
+        raise Failed(f"weights differ by up to {max(box.data.values()):.2g}")
+    return "equal to the uninterrupted run, by deterministic algorithms and DDP's first buckets"
 
 
 @check("exactness", "fp16 that overflows at first")
 def overflow(box: Box) -> str:
-    flags = ["--amp-dtype", "fp16", "--loss-scale", 1e12, "--epochs", 6]
-    rows = [r for r in box.chapter("04_apex", *flags, out="overflow") if r["event"] == "train"]
+    flags, more = ["--amp-dtype", "fp16", "--loss-scale", 1e12], ["--epochs", 5, "--resume", "auto"]
+    box.chapter("04_apex", *flags, "--epochs", 4, out="overflow", peak=0.00625)
+    rows = box.chapter("04_apex", *flags, *more, out="overflow", peak=0.00625)
+    rows = [row for row in rows if row["event"] == "train"]
     scales, losses = [row["loss_scale"] for row in rows], [row["loss"] for row in rows]
-    box.data = {"scales": scales, "losses": losses}
-    if scales[-1] >= 1e12 or min(losses[-3:]) >= losses[0]:
-        raise Failed(f"scale {scales[0]:.1g} to {scales[-1]:.1g}, loss {losses[0]} to {losses[-1]}")
-    return f"the scale falls to {scales[-1]:.1g}, and it learns"
+    # A skipped step halves the scale.
+    steps = zip(losses, [1e12, *scales[:-1]], scales, strict=True)
+    taken = [loss for loss, old, new in steps if new >= old]
+    saved, resumed = (scales[sum(row["epoch"] < 4 for row in rows) + n] for n in (-1, 0))
+    box.data = {"scales": scales, "losses": losses, "taken": len(taken)}
+    if not falls(taken):
+        raise Failed(f"{len(taken)} of {len(rows)} steps taken, loss {losses[0]} to {losses[-1]}")
+    if not saved / 2 <= resumed <= saved:
+        raise Failed(f"a resume takes the scale from {saved:.3g} to {resumed:.3g}")
+    return f"the scale falls to {scales[-1]:.1g}, a resume keeps it, and it learns"
 
 
 @check("exactness", "one process too many")
@@ -301,39 +366,107 @@ def stops(box: Box) -> str:
     log, sent = box.folder / "stop/metrics.jsonl", []
 
     def ask(process: subprocess.Popen) -> None:
+        if sent and time.monotonic() > sent[0] + box.patience * SOON:
+            raise Failed(f"still trains {box.patience * SOON} s after the signal")
         if not sent and log.exists() and '"train"' in log.read_text():
+            sent.append(time.monotonic())
             with suppress(ProcessLookupError):
-                sent.append(os.killpg(process.pid, signal.SIGUSR1))
+                os.killpg(process.pid, signal.SIGUSR1)
 
-    # An epoch long enough for the signal to come: the ranks ask each other every 10 steps.
-    flags = ["--synthetic", max(4000, 2000 * box.ranks), "--epochs", 1]
-    box.chapter("06_slurm", *flags, out="stop", status=75, when=ask)
-    rows = box.chapter("06_slurm", *flags, "--resume", "auto", out="stop")
+    # Epochs without end, or on a fast machine the signal might come after it. One has 105 steps,
+    # and the ranks ask each other every 10: they stop inside it.
+    flags = ["--synthetic", 105 * (8 if box.device == "cpu" else 32) * box.ranks]
+    box.chapter("06_slurm", *flags, "--epochs", 1000, out="stop", status=75, when=ask)
+    stopped = [row for row in rows_of(log) if row["event"] == "train"][-1]
+    again = ["--epochs", stopped["epoch"] + 1, "--resume", "auto"]
+    rows = box.chapter("06_slurm", *flags, *again, out="stop")
     start = [row for row in rows if row["event"] == "start"][-1]
     box.data = {"step": start["resumed_from_step"], "steps": start["steps_per_epoch"]}
-    if not 0 < box.data["step"] < box.data["steps"]:
-        raise Failed("it did not stop inside the epoch")
-    return "stopped after step {step} of {steps}, went on".format(**box.data)
+    if box.data["step"] % box.data["steps"] == 0:
+        raise Failed("it did not stop inside an epoch")
+    return "stopped after step {step} and went on, in epochs of {steps}".format(**box.data)
 
 
 @check("exactness", "07 at two batch sizes")
 def evaluation(box: Box) -> str:
-    box.chapter("07_dist_eval", "--synthetic", 1300, out="exact")
-    for kind in ([], ["--bf16"]):
+    """Of a number of images that no number of ranks divides, and the guesses of every image."""
+    data = ["--synthetic", 4 * (box.ranks * max(80, 320 // box.ranks) + 1)]
+    box.chapter("07_dist_eval", *data, out="exact")
+    evaluate = [*data, "--evaluate", "--resume", "exact/checkpoint.pt", "--compare-naive"]
+    other = {}
+    for kind, more in (("fp32", []), ("bf16", ["--bf16"])):
+        guesses = []
         for size in (8 * box.ranks, 64 * box.ranks):
-            flags = ["--synthetic", 1300, "--evaluate", "--resume", "exact/checkpoint.pt", *kind]
-            rows = box.chapter("07_dist_eval", *flags, "--batch-size", size, out="exact")
+            file = box.folder / f"{kind}-{size}.csv"
+            flags = [*evaluate, *more, "--batch-size", size, "--save-predictions", file]
+            rows = box.chapter("07_dist_eval", *flags, out="exact", env=NO_TF32)
             acc1 = [row["acc1"] for row in rows if row["event"] == "eval"][-1]
-            box.data[f"{'bf16' if kind else 'fp32'} {size}"] = acc1
-    one, two, low, high = box.data.values()
-    if one != two:
-        raise Failed(f"fp32 evaluates to {one} and {two} %")
-    return f"fp32 equal, bf16 {abs(low - high):.2g} % apart"
+            box.data[f"{kind} {size}"] = acc1
+            guesses.append([line.split(",")[2] for line in file.read_text().splitlines()[1:]])
+        other[kind] = sum(a != b for a, b in zip(*guesses, strict=True))
+    box.data["other guesses"] = other
+    if other["fp32"]:
+        one, two, *_ = box.data.values()
+        raise Failed(f"fp32: {other['fp32']} guesses differ, {one} and {two} %")
+    return f"fp32 equal, in bf16 {other['bf16']} of {len(guesses[0])} guesses differ"
+
+
+@check("exactness", "a broken JPEG")
+def broken_jpeg(box: Box) -> str:
+    """02 on files, with all cores; then one of them is cut in half."""
+    if not box.probe("pictures")["here"]:
+        raise NotHere("drawing the pictures needs Pillow and NumPy")
+    folder, each = box.folder / "toy", (4 if box.device == "cpu" else 16) * box.ranks
+    toy = [*PYTHON, ROOT / "tools/toy_imagenet.py", folder, "--classes", 4, "--size", 160]
+    box.run([*toy, "--per-class", each, "--val-per-class", 3])
+    cores = len(os.sched_getaffinity(0))
+    flags = ["--data", folder, "--workers", max(1, min(16, cores // box.ranks))]
+    rows = box.chapter("02_distributed", *flags, out="files")
+    path = sorted((folder / "train").rglob("*.jpg"))[0]
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    box.chapter("02_distributed", *flags, out="broken", status=1)
+    if f"cannot read {path}" not in box.output:
+        raise Failed("it ends, but does not name the file")
+    images = [row["images"] for row in rows if row["event"] == "eval"][-1]
+    return f"{images} whole ones evaluated; one cut in half ends the run, which names it"
+
+
+@check("exactness", "compiled once")
+def compiled(box: Box) -> str:
+    """--compile in the first epoch, and never again."""
+    flags = ["--compile", "--epochs", 3]
+    how = {"env": {"TORCH_LOGS": "recompiles"}, "quiet": 400}  # compiling says nothing
+    box.chapter("02_distributed", *flags, out="compiled", **how)
+    _, *later = re.split(r"^eval  epoch \d", box.output, flags=re.MULTILINE)
+    found = [line for text in later for line in text.splitlines() if "Recompiling" in line]
+    box.data = {"recompiled": found}
+    if len(later) != 3 or found:
+        raise Failed("; ".join(found[:1]) or "it did not evaluate three epochs")
+    return "nothing is compiled after the first epoch"
 
 
 @check("exactness", "two ranks on one device, over gloo")
 def shared_device(box: Box) -> str:
     rows = box.chapter("02_distributed", out="gloo", ranks=2, through="over_gloo")
+    return f"{[row['images'] for row in rows if row['event'] == 'eval'][-1]} images evaluated"
+
+
+@check("exactness", "two ranks on one device, over nccl")
+def shared_nccl(box: Box) -> str:
+    """Newer nccl can be told to allow it (on CPUs this is gloo). No chapter needs it, so where it
+    does not work nothing is wrong."""
+    if box.gpus > 1:
+        raise NotHere("for machines with one GPU")
+    if box.gpus and tuple(map(int, box.nccl.split("."))) < (2, 30):
+        raise NotHere(f"nccl {box.nccl} has no such switch")
+    try:
+        rows = box.chapter("02_distributed", out="nccl", ranks=2, start=PYTHON, through="by_hand")
+    except Failed as why:
+        if box.device == "cpu":
+            raise
+        refused = "Multiple Ranks" in box.output or "Duplicate GPU" in box.output
+        said = "nccl refuses it" if refused else why
+        raise NotHere(f"two ranks on one GPU do not work here: {said}") from None
     return f"{[row['images'] for row in rows if row['event'] == 'eval'][-1]} images evaluated"
 
 
@@ -411,15 +544,18 @@ def perform(box: Box, result: Result, function: Callable[[Box], str]) -> None:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
-    add("--minutes", type=float, default=9, help="for all groups together (9)")
+    add("--minutes", type=float, default=10, help="for all groups together (10)")
     add("--only", choices=SHARES, help="one group")
     add("--machine", dest="only", action="store_const", const="machine", help="--only machine")
     add("--device", choices=["cuda", "cpu"], default="cuda", help="(cuda)")
+    add("--processes", type=int, help="with --device cpu (2); there is one on each GPU")
     dated = Path("runs", time.strftime("gpu-check-%Y%m%d-%H%M%S"))
     add("--out", type=Path, default=dated, help="for the results; else runs/gpu-check-DATE")
     args = parser.parse_args()
     if (args.out / "gpu.json").exists():
         parser.error(f"--out {args.out} holds a gpu.json: name another folder")
+    if args.processes is not None and (args.device == "cuda" or args.processes < 1):
+        parser.error("--processes is for --device cpu, 1 at least")
     return args
 
 
@@ -433,7 +569,7 @@ def main() -> None:
     results, start, given = [], time.monotonic(), 0.0
     with tempfile.TemporaryDirectory(prefix="g-") as folder:
         try:
-            box = Box(args.device, Path(folder))
+            box = Box(args.device, Path(folder), args.processes or 2)
         except Failed as why:
             sys.exit(f"gpu_check: error: torch does not start: {why}")
         if args.device == "cuda" and not box.gpus and groups != ["machine"]:

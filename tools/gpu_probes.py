@@ -14,8 +14,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import traceback
 import warnings
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -60,6 +62,20 @@ def versions(device: str) -> None:
          usable=torch.cuda.is_available(), cpus=len(os.sched_getaffinity(0)))  # fmt: skip
 
 
+def tf32(device: str) -> None:
+    """What the chapters' setup_device leads to, and what it warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.set_float32_matmul_precision("high")
+        products = torch.get_float32_matmul_precision() == "high"
+        if hasattr(torch.backends.cudnn, "conv"):  # the way of newer torch
+            convolutions = torch.backends.cudnn.conv.fp32_precision == "tf32"
+        else:
+            convolutions = torch.backends.cudnn.allow_tf32
+    said = [str(warning.message) for warning in caught]
+    tell(products=products, convolutions=convolutions, warnings=said)
+
+
 def limits(device: str) -> None:
     """What containers and new machines often have too little of."""
     wrong = []
@@ -83,6 +99,10 @@ def limits(device: str) -> None:
 def apex(device: str) -> None:
     here = importlib.util.find_spec("apex") and importlib.util.find_spec("apex.amp")
     tell(here=bool(here))
+
+
+def pictures(device: str) -> None:
+    tell(here=all(importlib.util.find_spec(name) for name in ("PIL", "numpy")))
 
 
 def memory(device: str) -> None:
@@ -154,8 +174,10 @@ def waits(device: str, path: str, *words: str) -> None:
 
 
 def deterministic(device: str, path: str, *words: str) -> None:
-    """Run a chapter so that equal input gives equal bits; keep the first epoch's checkpoint."""
+    """Run a chapter so that equal input gives equal bits; keep the first epoch's checkpoint, and
+    one that differs in memory only."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    os.environ["NCCL_ALGO"] = "Ring"  # others leave the order of a sum to a switch
     torch.use_deterministic_algorithms(True)
     chapter = load(path)
     own_setup, own_save = chapter.setup_device, chapter.save_checkpoint
@@ -169,7 +191,14 @@ def deterministic(device: str, path: str, *words: str) -> None:
         own_save(folder, state, is_best)
         if state["epoch"] == 1:
             shutil.copy(folder / "checkpoint.pt", folder / "after1.pt")
+            for slot in state["optimizer"]["state"].values():
+                slot["momentum_buffer"] = slot["momentum_buffer"].contiguous()
+            torch.save(state, folder / "contiguous.pt")
 
+    # After the first step of every start DDP fills its buckets anew, in another order, and with
+    # three ranks and more sums are then taken in another order. Like this it keeps the first ones.
+    keeps = partial(chapter.DistributedDataParallel, find_unused_parameters=True)
+    chapter.DistributedDataParallel = keeps
     chapter.setup_device, chapter.save_checkpoint = setup, save
     chapter.main(list(words))
 
@@ -182,6 +211,23 @@ def over_gloo(device: str, path: str, *words: str) -> None:
     own = dist.init_process_group
     dist.init_process_group = lambda backend, timeout, device_id: own("gloo", timeout=timeout)
     chapter.main(list(words))
+
+
+def by_hand(device: str, path: str, *words: str) -> None:
+    """Start a chapter as two ranks that both take the first GPU, without a launcher."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared |= {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "1"}
+    command = [sys.executable, "-u", path, *words]
+    ranks = [subprocess.Popen(command, env=os.environ | shared | {"RANK": n}) for n in "01"]
+    while not any(statuses := [rank.poll() for rank in ranks]) and None in statuses:
+        time.sleep(0.1)
+    for rank in ranks:  # one that is left alone would wait for the other
+        rank.kill()
+        rank.wait()
+    sys.exit(max(map(abs, filter(None, statuses)), default=0))
 
 
 if __name__ == "__main__":

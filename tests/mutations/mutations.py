@@ -30,6 +30,7 @@ IMAGES = "tests/tools/test_check_imagenet.py::test_broken_files"
 BROADCAST = "dist.broadcast(buffer, src=0)"
 DOCTOR = "tests/doctor/test_doctor.py"
 CASES = "tests/doctor/test_cases.py::test_case"
+GPU_CHECK = "tests/tools/test_gpu_check.py"
 # By the test that notices them: what is lost, in how many files at least, and the patch.
 # fmt: off
 PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
@@ -380,6 +381,42 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{CASES}[lightning_augmentation]": [
         ("the doctor compares streams, not seeds", 1, "state[8:] if len(state) > 16", "state[0:]"
          " if len(state) > 16"),
+    ],
+    f"{GPU_CHECK}::test_any_number_of_ranks_trains_as_long": [
+        ("gpu_check's data grows with the ranks", 1,
+         '"--synthetic", 20 * batch', '"--synthetic", 640'),
+        ("gpu_check's rate is that of any number of ranks", 1, "peak * 256 / batch", "peak"),
+        ("gpu_check's shares are unequal", 1, "320 // box.ranks) + 1)", "320 // box.ranks))"),
+    ],
+    f"{GPU_CHECK}::test_horovod_without_nccl": [
+        ("gpu_check knows a Horovod without nccl", 1,
+         'if "this Horovod has no nccl" in self.output:', "if False:"),
+    ],
+    f"{GPU_CHECK}::test_every_step_skipped": [
+        ("gpu_check counts the steps that fp16 took", 1,
+         "if not falls(taken):", "if not falls(losses):"),
+        ("gpu_check sees a scale that begins anew", 1, "if not saved / 2 <= resumed <= saved:",
+         "if False:"),
+    ],
+    f"{GPU_CHECK}::test_other_guesses": [
+        ("gpu_check evaluates without TF32", 1, "env=NO_TF32", "env={}"),
+        ("gpu_check compares guesses", 1, 'if other["fp32"]:', "if False:"),
+    ],
+    f"{GPU_CHECK}::test_processes_are_for_cpus": [
+        ("gpu_check's number of processes", 1, "self.gpus or processes", "self.gpus or 2"),
+    ],
+    f"{GPU_CHECK}::test_what_becomes_of_a_check": [
+        ("gpu_check sees what is left behind", 1, "        if left:", "        if False:"),
+    ],
+    f"{GPU_CHECK}::test_tf32": [
+        ("gpu_check sees a warning of TF32", 1, 'if box.data["warnings"]:', "if False:"),
+    ],
+    f"{GPU_CHECK}::test_planted_fault[02_distributed]": [
+        ("gpu_check sees that nothing is learned", 1, "if not falls(losses):", "if False:"),
+    ],
+    f"{GPU_CHECK}::test_planted_fault[06 stops on SIGUSR1 and goes on]": [
+        ("gpu_check waits for a stop, not for ever", 1,
+         "if sent and time.monotonic() > sent[0]", "if False and time.monotonic() > sent[0]"),
     ],
 }
 # fmt: on

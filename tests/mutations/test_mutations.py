@@ -16,8 +16,8 @@ from mutations import MUTATIONS, Mutation
 
 
 def files_of(root: Path) -> list[Path]:
-    rooms = sorted((root / "tools/doctor").rglob("*.py"))
-    return [*sorted(root.glob("0[1-7]_*/main.py")), *rooms]
+    tools = [*sorted((root / "tools/doctor").rglob("*.py")), root / "tools/gpu_check.py"]
+    return [*sorted(root.glob("0[1-7]_*/main.py")), *tools]
 
 
 def test_every_patch_still_fits() -> None:

@@ -38,6 +38,9 @@ def a_check_that(what: str) -> tuple[str, str, object]:
         elif what == "hangs":
             sleeper = "import subprocess; subprocess.run(['sleep', '600'])"
             box.run([sys.executable, "-c", sleeper])
+        elif what == "leaves a child":
+            leaves = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"
+            box.run([sys.executable, "-c", leaves])
         elif what == "is slow":
             box.run([*gpu_check.PYTHON, "-c", TALKS.format(15)])
         elif what == "breaks":
@@ -50,15 +53,16 @@ def a_check_that(what: str) -> tuple[str, str, object]:
 
 
 def test_what_becomes_of_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that fails, one that hangs with a child, one that breaks: the others run all the same,
-    and one that takes as long as the one that hangs, but talks, is ok."""
-    kinds = ["works", "fails", "hangs", "is slow", "breaks", "is not here"]
+    """One that fails, one that hangs with a child or leaves one, one that breaks: the others run
+    all the same, and one that takes as long as the one that hangs, but talks, is ok."""
+    kinds = ["works", "fails", "hangs", "leaves a child", "is slow", "breaks", "is not here"]
     checks = [a_check_that(kind) for kind in kinds]
     monkeypatch.setattr(gpu_check, "QUIET", 3)
     code, found = told(monkeypatch, checks, tmp_path, "--machine", "--minutes", "1")
     assert code == 1
     said = [row["status"] for row in found.values()]
-    assert said == ["ok", "FAILED", "FAILED", "ok", "FAILED", "not here"]
+    assert said == ["ok", "FAILED", "FAILED", "FAILED", "ok", "FAILED", "not here"]
+    assert found["leaves a child"]["text"] == "leaves 1 processes behind"
     assert "status 1, not 0: ValueError: this is the error" in found["fails"]["text"]
     assert found["hangs"]["text"] == "hangs: no output for 3 s" and found["hangs"]["seconds"] < 20
     assert "KeyError" in found["breaks"]["text"]
@@ -103,42 +107,188 @@ def test_no_gpu(tmp_path: Path) -> None:
     assert "error: torch sees no GPU: try --machine, or --device cpu" in result.stderr
 
 
-# A fault for each group, and the check that must see it: file, what is there, what comes instead.
+def box_of(ranks: int, folder: Path) -> gpu_check.Box:
+    return gpu_check.Box("cpu", folder, ranks)
+
+
+def arguments(words: list) -> dict[str, str]:
+    """Of a chapter: the last of each flag counts."""
+    words = list(map(str, words))
+    return {a: b for a, b in zip(words, words[1:], strict=False) if a.startswith("--")}
+
+
+@pytest.mark.parametrize("ranks", [1, 8, 24])
+def test_any_number_of_ranks_trains_as_long(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 steps an epoch at the same rate, and 07's images are no multiple of the ranks."""
+    started = []
+    monkeypatch.setattr(gpu_check.Box, "run", lambda _, words, *rest, **more: started.append(words))
+    box = box_of(ranks, tmp_path)
+    box.chapter("02_distributed", out="a")
+    with pytest.raises(IndexError):  # as nothing has run
+        gpu_check.evaluation(box)
+    training, evaluation = map(arguments, started[:2])
+    batch = int(training["--batch-size"])
+    assert batch % ranks == 0 and int(training["--synthetic"]) == 20 * batch
+    assert float(training["--lr"]) * batch / 256 == pytest.approx(0.0125)
+    assert training["--nproc-per-node"] == str(ranks)
+    images = int(evaluation["--synthetic"])
+    assert images >= int(evaluation["--batch-size"]) and (images // 4 % ranks == 1 or ranks == 1)
+
+
+def test_horovod_without_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is what the machine lacks, and no failure; anything else that 05 says is one."""
+    box, says = box_of(2, tmp_path), "this Horovod has no nccl"
+    assert f'fail(f"{says}: ' in (ROOT / "05_horovod/main.py").read_text()
+    monkeypatch.setattr(Path, "is_file", lambda path: True)
+
+    def ends(box: gpu_check.Box, *args: object, **more: object) -> None:
+        raise gpu_check.Failed("status 1, not 0")
+
+    monkeypatch.setattr(gpu_check.Box, "run", ends)
+    for output, outcome in ((f"error: {says}: bash", gpu_check.NotHere), ("", gpu_check.Failed)):
+        box.output = output
+        with pytest.raises(outcome):
+            box.chapter("05_horovod", out="a")
+
+
+def test_every_step_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fp16 a loss that falls by chance is not learning; nor is a scale that begins anew."""
+
+    def outcome(first: float, lowest: float, resumed: float) -> str:
+        rows, scale = [], first
+        for step in range(100):
+            scale = max(scale / 2, lowest) if step != 80 else resumed or scale
+            loss = 3 - step / 50  # falls, whatever is done
+            rows.append({"event": "train", "epoch": step // 20, "loss": loss, "loss_scale": scale})
+        monkeypatch.setattr(gpu_check.Box, "chapter", lambda *args, **more: rows)
+        return gpu_check.overflow(box_of(2, tmp_path))
+
+    assert "learns" in outcome(1e12, 1024, 0)
+    with pytest.raises(gpu_check.Failed, match="1 of 100 steps taken"):
+        outcome(1e12, 0, 0)
+    with pytest.raises(gpu_check.Failed, match="scale from 1.02e.03 to 6.55e.04"):
+        outcome(1e12, 1024, 65536)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16"])
+def test_other_guesses(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """07 is compared without TF32. One guess that differs counts in fp32, at the same accuracy."""
+
+    def chapter(box: gpu_check.Box, name: str, *flags: object, **more: object) -> list[dict]:
+        if "--evaluate" not in flags:
+            return []
+        assert more["env"] == {"NVIDIA_TF32_OVERRIDE": "0"}
+        file = Path(arguments(list(flags))["--save-predictions"])
+        guess = 2 if file.stem == f"{kind}-128" else 1
+        file.write_text(f"path,label,class1\nimage 0,0,{guess}\nimage 1,0,1\n")
+        return [{"event": "eval", "acc1": 0.0}]
+
+    monkeypatch.setattr(gpu_check.Box, "chapter", chapter)
+    if kind == "fp32":
+        with pytest.raises(gpu_check.Failed, match="1 guesses differ"):
+            gpu_check.evaluation(box_of(2, tmp_path))
+    else:
+        found = gpu_check.evaluation(box_of(2, tmp_path))
+        assert found == "fp32 equal, in bf16 1 of 2 guesses differ"
+
+
+def test_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning, or a switch that does nothing, is a failure."""
+    for said in ({"warnings": ["old"]}, {"convolutions": False}, {"products": False}):
+        answer = {"warnings": [], "convolutions": True, "products": True} | said
+        monkeypatch.setattr(gpu_check.Box, "probe", lambda *args, answer=answer: answer)
+        with pytest.raises(gpu_check.Failed):
+            gpu_check.tf32(box_of(2, tmp_path))
+
+
+def test_processes_are_for_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ranks(box: gpu_check.Box) -> str:
+        return str(box.ranks)
+
+    code, found = told(monkeypatch, [("machine", "ranks", ranks)], tmp_path, "--processes", "5")
+    assert code == 0 and found["ranks"]["text"] == "5"
+    result = run([sys.executable, TOOL, "--processes", "4", "--out", tmp_path / "o"], tmp_path, 60)
+    assert result.returncode == 2 and "--processes is for --device cpu" in result.stderr
+
+
+SHORT_OF_A_BATCH = "        if epoch:\n            images, targets = images[:-1], targets[:-1]\n"
+# Faults, and the check that must see each: group, file, what is there, what comes instead.
 PLANTED = {
     "04_apex --amp-dtype fp32": (
         "chapters", "04_apex/main.py", 'if "RANK" not in os.environ', "if True"),
+    "02_distributed": (
+        "chapters", "02_distributed/main.py", "peak * factor", "0"),
+    "01_dataparallel": (
+        "chapters", "01_dataparallel/main.py", "    model.train()\n",
+        "    model.train()\n    print('Grad strides do not match bucket view strides.')\n"),
     "waits in an ordinary step": (
         "exactness", "02_distributed/main.py", "optimizer.zero_grad()",
         "optimizer.zero_grad(); loss.item()"),
     "memory over many all-reduces": (
         "exactness", "02_distributed/main.py", "    dist.all_reduce(both, ",
         "    STD.append(torch.ones(20_000))\n    dist.all_reduce(both, "),
+    "resume bit for bit": (
+        "exactness", "02_distributed/main.py",
+        'state["state"] = checkpoint["optimizer"]["state"]', 'state["state"] = {}'),
+    "06 stops on SIGUSR1 and goes on": (
+        "exactness", "06_slurm/main.py", "    ASKED_TO_STOP.append(number)", "    pass"),
+    "a broken JPEG": (
+        "exactness", "02_distributed/main.py",
+        '        raise ValueError(f"cannot read {path}: {error}") from error',
+        "        return torch.zeros(3, 64, 64, dtype=torch.uint8)"),
+    "compiled once": (
+        "exactness", "02_distributed/main.py", "        with torch.autocast(device.type, torch."
+        "bfloat16, enabled=args.bf16):\n            logits = model(images)\n",
+        f"{SHORT_OF_A_BATCH}        if True:\n            logits = model(images)\n"),
     "two ranks on one device, over gloo": (
         "exactness", "02_distributed/main.py", "    model.train()\n",
-        "    __import__('time').sleep(1e6)\n"),
+        "    model.train()\n    __import__('time').sleep(1e6)\n"),
+    "two ranks on one device, over nccl": (
+        "exactness", "02_distributed/main.py", "    model.train()\n",
+        "    model.train()\n    1 / (1 - rank)\n"),
     "02's loop against a bare one": (
         "speed", "01_dataparallel/main.py", "        loss.backward()", "        raise OSError"),
 }  # fmt: skip
+SLOW = ["01_dataparallel", "resume bit for bit", "a broken JPEG", "compiled once"]
+SLOW += ["two ranks on one device, over nccl"]
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_fault(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.proof] * (n in SLOW)) for n in PLANTED]
+)
+def test_planted_fault(name: str, tmp_path: Path) -> None:
     group, file, old, new = PLANTED[name]
     for folder in ("tools", *(path.name for path in ROOT.glob("0[1-7]_*"))):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     text = (tmp_path / file).read_text()
     assert text.count(old) == 1
     (tmp_path / file).write_text(text.replace(old, new))
-    hangs = "sleep" in new
+    quiet = 25 if "sleep" in new else 90
     only = (
-        f"import gpu_check as g; g.QUIET = {25 if hangs else 90}; "
+        f"import gpu_check as g; g.QUIET, g.SOON = {quiet}, 10; "
         f"g.CHECKS[:] = [c for c in g.CHECKS if c[1] == {name!r}]; g.main()"
     )
-    argv = ["--device", "cpu", "--only", group, "--minutes", 1.5, "--out", tmp_path / "out"]
-    result = run([sys.executable, "-c", only, *argv], tmp_path / "tools", 200)
+    argv = ["--device", "cpu", "--only", group, "--minutes", 8, "--out", tmp_path / "out"]
+    result = run([sys.executable, "-c", only, *argv], tmp_path / "tools")
     assert result.returncode == 1, result.output
     found = results(tmp_path / "out")[name]
-    assert found["status"] == "FAILED" and ("hangs" in found["text"]) == hangs, result.output
+    says = "still trains" if file.startswith("06") else "hangs" if "sleep" in new else ""
+    assert found["status"] == "FAILED" and says in found["text"], result.output
+    assert bool(says) == bool(re.search("hangs|still", found["text"])), result.output
+
+
+@pytest.mark.proof
+def test_three_ranks_resume_bit_for_bit(tmp_path: Path) -> None:
+    """And any number: DDP keeps the buckets that it has begun with."""
+    only = (
+        "import gpu_check as g; "
+        "g.CHECKS[:] = [c for c in g.CHECKS if c[1] == 'resume bit for bit']; g.main()"
+    )
+    argv = ["--device", "cpu", "--processes", 3, "--only", "exactness", "--out", tmp_path / "out"]
+    result = run([sys.executable, "-c", only, *argv], ROOT / "tools")
+    assert result.returncode == 0, result.output
 
 
 @pytest.mark.proof
