@@ -12,6 +12,8 @@ PREPARE := tests/support/prepare.sh 05_horovod/install.sh tools/mini_slurm.sh to
 # Each step of the set-up says one line before it is silent for minutes, and nothing else. Its sizes
 # are what pip said that it downloads, and du -sm; 2026-11-23, Linux x86_64, Python 3.11, CUDA wheels.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# A download of gigabytes may break off. pip then gives up, but keeps what it has whole.
+twice = $(1) || { echo "trying once more, in case a download broke off"; $(1); }
 
 .PHONY: doctor.pyz help demo gpu test smoke proof faults bench lint figures site site-zensical serve clean
 help:  ## this list
@@ -75,7 +77,7 @@ $(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"the pinned torch needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: type make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	@echo "setting up $(VENV): torch, torchvision, tools; 2.8 GB to download, 6 GB on disk; takes minutes"
 	@$(PYTHON) -m venv $(VENV)
-	@$(RUN) -m pip install --quiet -c constraints.txt -r requirements-dev.txt
+	@$(call twice,$(RUN) -m pip install --quiet -c constraints.txt -r requirements-dev.txt)
 	@touch $@
 
 # What is not a Python package: Slurm, Horovod, its compilers, and for the site a browser. The script
@@ -113,7 +115,7 @@ $(VENV)-%/ready: TORCH = torch==$*
 $(VENV)-%/ready: requirements.txt requirements-smoke.txt
 	@echo "setting up $(VENV)-$*: torch, torchvision; 3.1 GB to download, 6 GB on disk; takes minutes"
 	@$(PYTHON) -m venv $(VENV)-$*
-	@$(VENV)-$*/bin/python -m pip install --quiet -r requirements-smoke.txt $(TORCH)
+	@$(call twice,$(VENV)-$*/bin/python -m pip install --quiet -r requirements-smoke.txt $(TORCH))
 	@touch $@
 
 $(VENV)-%/ready-for-smoke: $(VENV)-%/ready $(PREPARE)

@@ -232,3 +232,25 @@ def test_it_is_said_at_the_end(tmp_path: Path) -> None:
         "not here, so not tested: a moon",
         f"to set up again: rm {tmp_path}/ready-for-*",
     ]
+
+
+# ---------------------------------------------------------------------------------- the Makefile
+
+
+@pytest.mark.parametrize("breaks", [1, 2])
+def test_a_download_that_breaks_off(tmp_path: Path, breaks: int) -> None:
+    """Once it goes on by itself; twice it ends, and the next make goes on."""
+    for file in ("Makefile", "requirements.txt", "requirements-dev.txt", "constraints.txt"):
+        shutil.copy(ROOT / file, tmp_path)
+    # A Python that makes environments of itself, and whose pip fails at first.
+    python = f"""#!/bin/sh
+        case $2 in
+            venv) mkdir -p $3/bin; cp $0 $3/bin/python;;
+            pip) echo >>calls; [ $(wc -l <calls) -gt {breaks} ];;
+        esac
+    """
+    make = ["make", f"PYTHON={executable(tmp_path / 'python', python)}", ".venv/ready"]
+    first = run(make, tmp_path)
+    assert (first.returncode == 0) == (tmp_path / ".venv/ready").exists() == (breaks == 1)
+    assert run(make, tmp_path).returncode == 0
+    assert (tmp_path / "calls").read_text().count("\n") == breaks + 1
