@@ -13,6 +13,7 @@ import pytest
 from harness import PATIENCE, ROOT, TOOLS, Result, finish, run, start
 
 PREPARE = ROOT / "tests/support/prepare.sh"
+SCRIPTS = (PREPARE, TOOLS / "apt_install.sh", ROOT / "05_horovod/install.sh")
 
 
 def executable(path: Path, text: str) -> Path:
@@ -20,6 +21,14 @@ def executable(path: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o755)
     return path
+
+
+@pytest.mark.skipif(
+    not shutil.which("shellcheck"), reason="needs shellcheck: apt-get install shellcheck"
+)
+def test_shellcheck(tmp_path: Path) -> None:
+    result = run(["shellcheck", *SCRIPTS], tmp_path)
+    assert result.returncode == 0, result.output
 
 
 # ------------------------------------------------------------------------------------- apt's locks
