@@ -15,14 +15,14 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
+import pretended_gpus
 import pytest
 from harness import ROOT
-
-import pretended_gpus
 from pretended_gpus.lines import FOLDER, lines_of, programs
 
 TESTS = ROOT / "tests/pretended"
 REASONS, PAGE = TESTS / "not_run.txt", TESTS / "LINES.md"
+OWN_FOLDER = pytest.StashKey[Path]()  # of the session that has made it
 HEAD = """\
 # Lines for GPUs that no test has run
 
@@ -94,18 +94,19 @@ def all_will_run(config: pytest.Config) -> bool:
 
 def begin(config: pytest.Config) -> None:
     """The processes of pytest-xdist, and all that tests start, inherit the variable."""
-    if not hasattr(config, "workerinput"):
-        os.environ.pop(FOLDER, None)  # that of a session that has started this one
-        if all_will_run(config):
-            os.environ[FOLDER] = tempfile.mkdtemp(prefix="lines-of-gpus-")
+    mine = f"lines-of-gpus{str(ROOT).replace('/', '-')}-"
+    if mine not in os.environ.get(FOLDER, mine):
+        del os.environ[FOLDER]  # of a session that tries a mutation: here are other lines
+    if FOLDER not in os.environ and all_will_run(config):
+        os.environ[FOLDER] = tempfile.mkdtemp(prefix=mine)
+        config.stash[OWN_FOLDER] = Path(os.environ[FOLDER])
 
 
 def finish(config: pytest.Config, passed: bool) -> list[str]:
     """What is wrong, if all tests ran and passed."""
-    folder = os.environ.pop(FOLDER, None)
-    if not folder or hasattr(config, "workerinput"):
+    if not (folder := config.stash.get(OWN_FOLDER, None)):
         return []
-    page, wrong = judge(lines_run(Path(folder)), reasons())
+    page, wrong = judge(lines_run(folder), reasons())
     shutil.rmtree(folder)
     if config.getoption("--write-lines") and not wrong and passed:
         PAGE.write_text(page)
