@@ -25,6 +25,7 @@ EVAL = "tests/chapters/test_exact_eval.py"
 SAMPLING = "tests/chapters/test_sampling.py"
 RESUME = "tests/chapters/test_resume.py"
 ERRORS = "tests/chapters/test_errors.py"
+ON_GPUS = "tests/pretended/test_training.py"
 DATA = "tests/faults/test_faults_data.py"
 IMAGES = "tests/tools/test_check_imagenet.py::test_broken_files"
 BROADCAST = "dist.broadcast(buffer, src=0)"
@@ -299,6 +300,102 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{ERRORS}::test_refused[06_slurm-other_batch]": [
         ("the images of an interrupted epoch", 1, "if inside and (saved", "if False and (saved"),
+    ],
+    # What only a GPU would notice: the test has pretended ones.
+    f"{ON_GPUS}::test_trains_as_one_process_would[02_distributed-2]": [
+        ("targets on the GPU", 7, "targets.to(device, non_blocking=True)", "targets"),
+        ("the mean of pixels on the GPU", 7, "torch.tensor(MEAN, device=device)",
+         "torch.tensor(MEAN)"),
+        ("sums of training on the GPU", 7,
+         "torch.zeros(3, dtype=torch.float64, device=device)",
+         "torch.zeros(3, dtype=torch.float64)"),
+        ("sums of evaluation on the GPU", 6,
+         "torch.zeros(4, dtype=torch.float64, device=device)",
+         "torch.zeros(4, dtype=torch.float64)"),
+        ("numbers to compare on the GPU", 6,
+         "[-number for number in numbers]], device=device)",
+         "[-number for number in numbers]])"),
+        ("the model on the GPU", 6,
+         "raw_model.to(device, memory_format=", "raw_model.to(memory_format="),
+        ("nccl", 5, "backend=dist.get_default_backend_for_device(device)", 'backend="gloo"'),
+        ("the current GPU", 6, "torch.accelerator.set_device_index(local_rank)", "pass"),
+        ("the device that nccl is given", 5,
+         'device_id=None if device.type == "cpu" else device,', ""),
+        ("pinned memory", 7, "pin_memory=torch.accelerator.is_available(),", ""),
+        ("images that nobody waits for", 7, "images.to(device, non_blocking=True)",
+         "images.to(device)"),
+        ("steps in which nobody waits", 7, "loss_sum += loss.detach()", "loss_sum += loss.item()"),
+    ],
+    f"{ON_GPUS}::test_two_machines[02_distributed]": [
+        ("the number of a GPU on its machine", 6, "setup_device(local_rank)", "setup_device(rank)"),
+    ],
+    f"{ON_GPUS}::test_own_gpus_of_a_task": [
+        ("the GPUs that a task sees", 1,
+         "if not 0 < torch.accelerator.device_count() <= procs:", "if True:"),
+        ("a stop agreed on by GPUs", 1, "torch.tensor(len(ASKED_TO_STOP), device=device)",
+         "torch.tensor(len(ASKED_TO_STOP))"),
+    ],
+    f"{ON_GPUS}::test_chosen_gpus": [
+        ("the first of the chosen GPUs", 1, 'return torch.device("cuda", gpus[0])',
+         'return torch.device("cuda", 0)'),
+        ("the chosen GPU as the current one", 1, "torch.cuda.set_device(gpus[0])", "pass"),
+    ],
+    f"{ON_GPUS}::test_resumes[02_distributed]": [
+        ("momentum on the GPU", 6, "optimizer.load_state_dict(state)",
+         "optimizer.state.update(zip(raw_model.parameters(), state['state'].values()))"),
+        ("a checkpoint in the memory of the host", 7, 'map_location="cpu", ', ""),
+    ],
+    f"{ON_GPUS}::test_resumes[04_apex]": [
+        ("momentum of fused SGD on the GPU", 1, "torch.empty_like(weight, dtype=dtype)",
+         "torch.empty(weight.shape, dtype=dtype)"),
+    ],
+    f"{ON_GPUS}::test_types[02_distributed---bf16]": [
+        ("autocast of the GPU", 6, "torch.autocast(device.type, torch.bfloat16,",
+         'torch.autocast("cpu", torch.bfloat16,'),
+        ("the type of autocast", 6, "torch.autocast(device.type, torch.bfloat16,",
+         "torch.autocast(device.type,"),
+    ],
+    f"{ON_GPUS}::test_types[01_dataparallel---bf16]": [
+        ("the type of autocast in threads", 1, "        if args.bf16:\n", "        if False:\n"),
+    ],
+    f"{ON_GPUS}::test_clip": [
+        ("gradients without scale", 1, "self.scaler.unscale_(optimizer)", "pass"),
+        ("a scale that is updated", 1, "self.scaler.update()", "pass"),
+        ("a step that does not wait for the scaler", 1,
+         'fused = args.impl == "native"', "fused = False"),
+    ],
+    f"{ON_GPUS}::test_types[04_apex---amp-dtype fp16]": [
+        ("a step that the scaler takes", 1, "self.scaler.step(optimizer)", "optimizer.step()"),
+    ],
+    f"{ON_GPUS}::test_sync_bn[02_distributed]": [
+        ("BatchNorm over all GPUs", 5,
+         "nn.SyncBatchNorm.convert_sync_batchnorm(model)", "model"),
+    ],
+    f"{ON_GPUS}::test_evaluation": [
+        ("predictions on the GPU", 1, "torch.zeros(0, 2 * k, dtype=torch.float64, device=device)",
+         "torch.zeros(0, 2 * k, dtype=torch.float64)"),
+        ("counts that come to the host", 1, "confusion.long().tolist()",
+         "confusion.long().numpy().tolist()"),
+    ],
+    f"{ON_GPUS}::test_refused[too many-02_distributed]": [
+        ("the line for too many processes", 6, "if local_rank >= gpus:", "if False:"),
+    ],
+    f"{ON_GPUS}::test_refused[old driver-02_distributed]": [
+        ("the line for an old driver", 7,
+         "if torch.cuda.device_count() and not torch.cuda.is_available():", "if False:"),
+    ],
+    f"{ON_GPUS}::test_refused[too many tasks-06_slurm]": [
+        ("the line for tasks without a GPU", 1, "if gpus and tasks != nodes * gpus:", "if False:"),
+    ],
+    f"{ON_GPUS}::test_old_gpu": [
+        ("the warning of a slow bfloat16", 6, "if args.bf16 and not has_bf16:", "if False:"),
+    ],
+    "tests/pretended/test_launches.py::test_torchrun": [
+        ("the GPU set before memory is pinned", 5,
+         "    device = setup_device(local_rank)\n    train_loader, val_loader = "
+         "build_loaders(args, train_set, val_set, rank, world_size)\n",
+         "    train_loader, val_loader = build_loaders(args, train_set, val_set, rank, "
+         "world_size)\n    device = setup_device(local_rank)\n"),
     ],
     f"{DOCTOR}::test_same_bits": [
         ("the doctor draws no random number", 1,

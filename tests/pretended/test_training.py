@@ -157,6 +157,7 @@ BFLOAT16 = [(chapter, "--bf16") for chapter in CHAPTERS if chapter != "04_apex"]
 TYPES = BFLOAT16 + [("04_apex", f"--amp-dtype {kind}") for kind in ("bf16", "fp16", "fp32")]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 CORE_TYPES = [("01_dataparallel", "--bf16"), ("02_distributed", "--bf16")]
+CORE_TYPES += [("04_apex", "--amp-dtype fp16")]
 
 
 def largest_difference(one: Path, other: Path) -> float:
