@@ -8,7 +8,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-PACKAGE = Path(__file__).resolve().parents[1]
+# Not __file__: the doctor, which has a sitecustomize of its own, runs this one inside of it.
+PACKAGE = Path(sys._getframe().f_code.co_filename).resolve().parents[1]
 
 
 def package() -> ModuleType:

@@ -1,0 +1,35 @@
+"""tools/gpu_check.py in the sizes of a CPU, as pretended GPUs are one, and without torch.compile,
+which needs real ones.
+
+    python tests/support/pretended_gpus/small_gpu_check.py --out FOLDER --minutes 60
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
+import gpu_check
+
+own_run, own_benchmark = gpu_check.Box.run, gpu_check.benchmark
+SIZES = {"--image-size": 32, "--arch": "shufflenet_v2_x0_5", "--steps": 2}
+OF_BENCHMARK = ["--image-size", 32, "--batch-size-per-rank", 8, "--arch", "resnet18"]
+
+
+def run(box: gpu_check.Box, words: list, *args: object, **kwargs: object) -> str:
+    before = [None, *words[:-1]]
+    words = [SIZES.get(option, word) for option, word in zip(before, words, strict=True)]
+    return own_run(box, words, *args, **kwargs)
+
+
+def benchmark(box: gpu_check.Box, part: str, head: str, ranks: int, *words: object) -> str:
+    kinds = [",".join(kind for kind in str(word).split(",") if "compile" not in kind)
+             for word in words]  # fmt: skip
+    return own_benchmark(box, part, head, ranks, *kinds, *OF_BENCHMARK)
+
+
+if __name__ == "__main__":
+    gpu_check.QUIET = 600
+    gpu_check.Box.run, gpu_check.benchmark = run, benchmark
+    gpu_check.CHECKS[:] = [row for row in gpu_check.CHECKS if row[1] != "compiled once"]
+    gpu_check.end_on_signals()
+    gpu_check.main()
