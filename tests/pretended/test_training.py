@@ -152,6 +152,17 @@ def test_resumes(chapter: str, gpu_crew: Crew, tmp_path: Path) -> None:
     assert difference(plain, load_state(tmp_path / "rest/checkpoint.pt")) < 1e-10
 
 
+@pytest.mark.parametrize("chapter", table(CHAPTERS, ["02_distributed"]))
+def test_compile(chapter: str, gpu_crew: Crew, tmp_path: Path) -> None:
+    """Nothing is compiled here, but the weights are saved by their own names."""
+    argv = [*arguments(tmp_path, HIGH_RATE, chapter), "--compile"]
+    gpus = 1 if chapter == ONE_PROCESS else 2
+    for seen in trained(gpu_crew, chapter, gpus, argv, tiny_float64):
+        assert seen.of("compile")
+    state = load_state(tmp_path / "checkpoint.pt")
+    assert_is_plain_training(state, tiny_float64, HIGH_RATE, 1e-10, tmp_path)
+
+
 # ---- types ----
 BFLOAT16 = [(chapter, "--bf16") for chapter in CHAPTERS if chapter != "04_apex"]
 TYPES = BFLOAT16 + [("04_apex", f"--amp-dtype {kind}") for kind in ("bf16", "fp16", "fp32")]
@@ -274,15 +285,19 @@ def test_evaluation(crew: Crew, gpu_crew: Crew, tmp_path: Path) -> None:
 
 
 # ---- bad input ----
-# Ranks, GPUs, more variables, the line.
+# Ranks, GPUs, more variables, the line; and flags.
 TOO_MANY = (2, 1, {}, "more processes than GPUs on this machine: start 1")
 OLD_DRIVER = (1, 1, {"PRETENDED_OLD_DRIVER": "1"}, "torch cannot use the GPUs of this machine: "
               "its driver may be too old")  # fmt: skip
 # Slurm can hide GPUs, so 06 asks it how many there are.
 OF_SLURM = (2, 1, {"SLURM_GPUS_ON_NODE": "1"}, "2 tasks, 1 nodes, 1 GPUs each: a task per node or "
             "GPU")  # fmt: skip
+COMPILED = (1, 2, {}, "--compile does not reach DataParallel's threads: add --gpus 0", "--compile")
+NO_SUCH = (1, 2, {}, "--gpus 1,2: this machine has 2 GPUs, counted from 0", "--gpus", "1,2")
 MISTAKES = {"too many": TOO_MANY, "old driver": OLD_DRIVER, "too many tasks": OF_SLURM}
+MISTAKES |= {"compiled threads": COMPILED, "no such GPU": NO_SUCH}
 MADE = [("old driver", chapter) for chapter in CHAPTERS] + [("too many tasks", "06_slurm")]
+MADE += [("compiled threads", ONE_PROCESS), ("no such GPU", ONE_PROCESS)]
 MADE += [("too many", c) for c in CHAPTERS if c not in (ONE_PROCESS, "06_slurm")]
 CORE_MADE = [("too many", "02_distributed"), ("old driver", "02_distributed")]
 CORE_MADE += [("old driver", ONE_PROCESS), ("too many tasks", "06_slurm")]
@@ -291,8 +306,8 @@ CORE_MADE += [("old driver", ONE_PROCESS), ("too many tasks", "06_slurm")]
 @pytest.mark.parametrize(("mistake", "chapter"), table(MADE, CORE_MADE))
 def test_refused(mistake: str, chapter: str, gpu_crew: Crew, tmp_path: Path) -> None:
     """By one line, on the rank that sees it, before anybody waits for another."""
-    size, gpus, more, line = MISTAKES[mistake]
-    argv = arguments(tmp_path / "run", LOW_RATE, chapter)
+    size, gpus, more, line, *flags = MISTAKES[mistake]
+    argv = [*arguments(tmp_path / "run", LOW_RATE, chapter), *flags]
     patches = {"setup_distributed": stop_here, "build_loaders": stop_here}
     if chapter in (ONE_PROCESS, HOROVOD):
         del patches["setup_distributed"]

@@ -1,12 +1,12 @@
 """What torch does in C++ or behind rules.py: DataParallel's copies, groups of tensors by their
-device, and what a checkpoint says of where its tensors were."""
+device, torch.compile, and what a checkpoint says of where its tensors were."""
 
 import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import machine
 from .notes import note
@@ -50,6 +50,26 @@ class Gather:
         return torch.cat([part.to(full(gpu)) for part in parts], dim)
 
 
+# ---- torch.compile ----
+class Compiled(nn.Module):
+    """A compiled model as others see it, whose weights have longer names. It is not compiled."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._orig_mod(*args, **kwargs)
+
+
+def not_compiled(model: Any = None, **options: Any) -> Any:
+    """In place of torch.compile, whose kernels are for real GPUs."""
+    if model is None:
+        return not_compiled
+    note("compile", kind=type(model).__name__)
+    return Compiled(model) if isinstance(model, nn.Module) else model
+
+
 # ---- checkpoints ----
 def tag(storage: Any) -> str | None:
     """What torch.save writes down of a tensor on a GPU."""
@@ -68,6 +88,7 @@ def restore(storage: Any, location: str) -> Any:
 
 
 def install() -> None:
+    torch.compile = not_compiled
     torch._C._group_tensors_by_device_and_dtype = grouped
     torch.serialization.register_package(5, tag, restore)
     replicate = importlib.import_module("torch.nn.parallel.replicate")

@@ -1,5 +1,5 @@
-"""tools/gpu_check.py in the sizes of a CPU, as pretended GPUs are one, and without torch.compile,
-which needs real ones.
+"""tools/gpu_check.py in the sizes of a CPU, as pretended GPUs are one, and without the check of
+torch.compile, which compiles nothing there.
 
     python tests/support/pretended_gpus/small_gpu_check.py --out FOLDER --minutes 60
 """
@@ -22,9 +22,7 @@ def run(box: gpu_check.Box, words: list, *args: object, **kwargs: object) -> str
 
 
 def benchmark(box: gpu_check.Box, part: str, head: str, ranks: int, *words: object) -> str:
-    kinds = [",".join(kind for kind in str(word).split(",") if "compile" not in kind)
-             for word in words]  # fmt: skip
-    return own_benchmark(box, part, head, ranks, *kinds, *OF_BENCHMARK)
+    return own_benchmark(box, part, head, ranks, *words, *OF_BENCHMARK)
 
 
 if __name__ == "__main__":
