@@ -179,6 +179,20 @@ def test_gpu_check(gpus: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
+def test_gpu_check_sees_a_wait(tmp_path: Path) -> None:
+    """A read in every step: torch warns of it where set_sync_debug_mode says so."""
+    (tmp_path / "02_distributed").mkdir()
+    script = tmp_path / "02_distributed/main.py"
+    source = (ROOT / "02_distributed/main.py").read_text()
+    script.write_text(source.replace("loss_sum += loss.detach()", "loss_sum += loss.item()"))
+    probe = [TOOLS / "gpu_probes.py", "waits", "cuda", script, *TRAINING]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = run([*torchrun, "--nproc-per-node", 1, *probe], tmp_path, env=environment(1))
+    assert done.returncode == 0, done.output
+    assert "loss_sum += loss.item()" in done.lines("PROBE")[0], done.output
+
+
+@pytest.mark.proof
 def test_benchmark(tmp_path: Path) -> None:
     words = ["--train", "--loop", "--collectives", "--rounds", 1, "--steps", 2, "--image-size", 32]
     words += ["--batch-size-per-rank", 4, "--variants", "reference,02,02 bf16,04 fp16"]
@@ -188,9 +202,12 @@ def test_benchmark(tmp_path: Path) -> None:
     done = run([*command, "--out", tmp_path / "out"], tmp_path, 1800, env)
     assert done.returncode == 0, done.output
     result = json.loads((tmp_path / "out/benchmark.json").read_text())
-    assert result["gpus"] == ["Pretended GPU"] * 2
-    assert not [row for row in result["runs"] if row["failed"]]
-    assert "| all-reduce, nccl, 2 ranks |" in done.stdout
+    assert result["machine"]["gpus"] == ["Pretended GPU"] * 2
+    assert not [row for row in result["runs"] + result["collectives"] if row["failed"]]
+    assert [row["backend"] for row in result["collectives"]] == ["gloo", "nccl"]
+    assert result["loop"]["device"] == "Pretended GPU"
+    asked = [row["backend"] for row in notes.read(tmp_path / "notes") if row["what"] == "init"]
+    assert sorted(asked) == ["gloo"] * 2 + ["nccl"] * 10
 
 
 SCRIPT = (ROOT / "docs/examples/convert/multi.py").read_text()
