@@ -12,9 +12,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import faults
+import programs
 import pytest
 import torch
 from crew import Crew
+from doctor import checks
+from doctor.checks.randomness import equal_stream
+from doctor.checks.speed import check_devices
+from doctor.findings import KINDS, SEVERITIES
+from doctor.ranks import Rank
+from doctor.report import LANGUAGES, Finding, Report, read_words
+from examined import assert_all_ran, contract, examined_text, shown
 from harness import (
     CHAPTERS,
     HOROVOD,
@@ -29,17 +38,6 @@ from harness import (
     start,
 )
 from slurm import skip_without_slurm
-
-sys.path.append(str(ROOT / "docs/examples/doctor"))
-import faults
-import programs
-from doctor import checks
-from doctor.checks.randomness import equal_stream
-from doctor.checks.speed import check_devices
-from doctor.findings import KINDS, SEVERITIES
-from doctor.ranks import Rank
-from doctor.report import LANGUAGES, Finding, Report, read_words
-from examined import assert_all_ran, contract, examined_text, shown
 
 
 def test_nothing_in_a_right_script(crew: Crew, tmp_path: Path) -> None:

@@ -162,9 +162,9 @@ class Data:
         self.states = generators(fetcher.dataset) if fetcher._doctor[1] <= 2 else None
 
     def after_fetch(self, _: object, fetcher: object, __: object) -> None:
-        if self.states is None:
-            return
         worker = torch.utils.data.get_worker_info()
+        if self.states is None or (worker is None and self.giving is None):
+            return
         if worker is None:
             of, n, again = os.getpid(), self.giving.n, 0
         else:
