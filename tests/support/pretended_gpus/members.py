@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import pretended_gpus
 from harness import HOROVOD
+
+import pretended_gpus
 from pretended_gpus import lines
 
 began = False
