@@ -68,6 +68,19 @@ RIGHT = {
         "    for _ in range(4):\n"
         "        images, targets = train_set[torch.randint(len(train_set), (8,))]\n",
     ),
+    "a pass of no batches": (
+        LOOP, "    list(DataLoader(val_set, batch_size=8, sampler=[]))\n" + LOOP,
+    ),
+    "a loader that is let go": (  # and so are its workers, whom nobody else would end
+        "from datetime import timedelta\n", "import weakref\nfrom datetime import timedelta\n",
+        "dist.destroy_process_group()",
+        "let_go = weakref.ref(loader)\ndel loader\nassert let_go() is None\n"
+        "dist.destroy_process_group()",
+    ),
+    "a list of batches for all epochs": (
+        "for epoch in range(3):\n", "batches = list(loader)\nfor epoch in range(3):\n",
+        LOOP, "    for images, targets in batches:\n", EPOCH, "",
+    ),
     "all batches in a list": (
         LOOP, "    batches = list(loader)\n    for images, targets in batches:\n",
     ),
@@ -144,6 +157,15 @@ RIGHT = {
         "averager = PeriodicModelAverager(period=4, warmup_steps=0)\ntorch.manual_seed(rank)",
         "        optimizer.step()\n",
         "        optimizer.step()\n        averager.average_parameters(model.parameters())\n",
+    ),
+    "unequal shares, averaged after each": (
+        *NO_NORM, *UNDER_RANK,
+        "sampler=sampler", "sampler=range(40 * rank, 40 + 30 * rank)",
+        "    model.eval()\n",
+        "    for p in model.parameters():\n"
+        "        dist.all_reduce(p.data)\n"
+        "        p.data /= world_size\n"
+        "    model.eval()\n",
     ),
     "averaged by hand in a flat bucket, then clipped": (
         *UNDER_RANK, "        loss.backward()\n",

@@ -12,9 +12,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import faults
+import programs
 import pytest
 import torch
 from crew import Crew
+from doctor import checks
+from doctor.checks.randomness import equal_stream
+from doctor.checks.speed import check_devices
+from doctor.findings import KINDS, SEVERITIES
+from doctor.ranks import Rank
+from doctor.report import LANGUAGES, Finding, Report, read_words
+from examined import assert_all_ran, contract, examined_text, shown
 from harness import (
     CHAPTERS,
     HOROVOD,
@@ -29,16 +38,6 @@ from harness import (
     start,
 )
 from slurm import skip_without_slurm
-
-sys.path.append(str(ROOT / "docs/examples/doctor"))
-import faults
-import programs
-from doctor import checks
-from doctor.checks.data import equal_stream
-from doctor.checks.speed import check_devices
-from doctor.ranks import Rank
-from doctor.report import FINDINGS, LANGUAGES, SEVERITIES, Finding, Report, read_words
-from examined import assert_all_ran, contract, examined_text, shown
 
 
 def test_nothing_in_a_right_script(crew: Crew, tmp_path: Path) -> None:
@@ -157,8 +156,8 @@ def test_equal_stream() -> None:
 
 def test_a_mistake_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that breaks is told, and the others go on."""
-    broken = ((lambda ranks, report: ranks[7], "same_samples"), *checks.CHECKS[1:])
-    monkeypatch.setattr(checks, "CHECKS", broken)
+    [check] = [check for check in checks.CHECKS if "same_samples" in check.names]
+    monkeypatch.setattr(check, "function", lambda ranks, report: ranks[7])
     report = Report("en")
     checks.judge([Rank(rank=0, world=2), Rank(rank=1, world=2)], report)
     assert "IndexError" in report.not_checked["same_samples"]
@@ -168,13 +167,13 @@ def test_a_mistake_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_words_and_pages() -> None:
     """Both languages tell the same figures; the pages that findings name have these headings."""
     words = {language: read_words(language) for language in LANGUAGES}
-    assert words["en"].keys() == words["zh"].keys() and set(FINDINGS) <= set(words["en"])
+    assert words["en"].keys() == words["zh"].keys() and set(KINDS) <= set(words["en"])
     for name, lines in words["en"].items():
         places = [sorted(re.findall(r"{(\w+)", text[name][0])) for text in words.values()]
         assert places[0] == places[1] and len(lines) == len(words["zh"][name]), name
-    for name, (severity, page) in FINDINGS.items():
-        assert severity in SEVERITIES
-        for link in (page, f"doctor.md#{name.split(':')[0]}"):
+    for name, kind in KINDS.items():
+        assert kind.severity in SEVERITIES
+        for link in (kind.page, f"doctor.md#{name.split(':')[0]}"):
             file, heading = link.split("#")
             for language in LANGUAGES:
                 assert f"{{#{heading}}}" in (ROOT / "docs" / language / file).read_text(), link
@@ -193,7 +192,7 @@ def test_bad_use(tmp_path: Path) -> None:
         ("--json", "no/folder/v.json", "true"): "--json no/folder/v.json: there is no folder that",
         ("--steps", "-1", "true"): "--steps and --seconds are numbers above 0",
         (): "no command: type your launch line after it",
-        ("--allow", "same_ordr", "true"): "--allow same_ordr: no such finding; there are same",
+        ("--allow", "same_ordr", "true"): "--allow same_ordr: no such finding; there are unequal",
         ("no-such-program", "x"): "cannot be started: no-such-program: No such file or directory",
         ("./plain.py", "x"): "cannot be started: ./plain.py: Permission denied",
         (sys.executable, "plain.py"): "ended with status 0, and no Python process of it has used",

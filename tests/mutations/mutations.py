@@ -30,6 +30,8 @@ DATA = "tests/faults/test_faults_data.py"
 IMAGES = "tests/tools/test_check_imagenet.py::test_broken_files"
 BROADCAST = "dist.broadcast(buffer, src=0)"
 DOCTOR = "tests/doctor/test_doctor.py"
+PROBES = "tests/doctor/test_probes.py"
+KINDS = "tests/doctor/test_right.py"
 CASES = "tests/doctor/test_cases.py::test_case"
 GPU_CHECK = "tests/tools/test_gpu_check.py"
 # By the test that notices them: what is lost, in how many files at least, and the patch.
@@ -403,7 +405,58 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_nothing_in_a_right_script": [
         ("the doctor knows an evaluation", 1,
-         "if most[one.loader[\"id\"]] >= least and (one.steps or begun):", "if True:"),
+         "if one.steps or (begun and one.loader[\"id\"] in trained):", "if True:"),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[a-pass-of-no-batches]": [
+        ("an evaluation of nothing is none", 1, "return bool(self.batches) and", "return"),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[a-list-of-batches-for-all-epochs]": [
+        ("batches of a list are learned from again", 1,
+         "return again[-1:] or self.chosen or given[-1:]", "return again[-1:]"),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[unequal-shares,-averaged-after-each]": [
+        ("only ranks that hear of each other hang", 1, "if alone_in(ranks, passes):", "if False:"),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[a-loader-that-is-let-go]": [
+        ("the doctor keeps no loader", 1, "self.in_order = getattr", "self.kept = loader\n"
+         "        self.in_order = getattr"),
+    ],
+    f"{PROBES}::test_without[collectives]": [
+        ("the doctor needs collectives", 1, 'indices collectives files save"', 'indices files"'),
+    ],
+    f"{PROBES}::test_a_probe_that_fails": [
+        ("a probe that fails is told", 1, 'self.event("trouble", ', 'str("", '),
+    ],
+    f"{PROBES}::test_each_is_attached_by_itself": [
+        ("probes are attached one by one", 1, "except (AttributeError, ImportError):",
+         "except ImportError:"),
+    ],
+    f"{PROBES}::test_status_of_a_run_that_lacks_a_probe": [
+        ("a run that is not checked is not green", 1, "sys.exit(3 if report.blocked else 0)",
+         "sys.exit(0)"),
+    ],
+    f"{PROBES}::test_waiting_counts_while_the_device_is_idle": [
+        ("a GPU computes while its process waits", 1, 'if batch["idle"]', "if True"),
+    ],
+    f"{KINDS}::test_nothing_to_say[tensor_parallel_by_hand]": [
+        ("ranks exchange activations", 1, "found := exchanges(ranks, FEW)", "found := []"),
+    ],
+    f"{KINDS}::test_nothing_to_say[grpo]": [
+        ("ranks tell each other rewards", 1,
+         "any(len(set(group) & team) > 1 for group in of_ddp for team in teams)", "False"),
+    ],
+    f"{KINDS}::test_nothing_to_say[views_added_up]": [
+        ("views are added up", 1, "if largest >= size:", "if False:"),
+    ],
+    f"{KINDS}::test_nothing_to_say[results_by_files]": [
+        ("results are joined by files", 1, "joined = all(parts) or", "joined = False and"),
+    ],
+    f"{KINDS}::test_nothing_to_say[dataset_readers]": [
+        ("settings of a data set are no numbering", 1, "if type(number) is int}", "}"),
+    ],
+    f"{KINDS}::test_nothing_to_say[scheduler_by_design]": [
+        ("a schedule may count the steps of all ranks", 1,
+         "(over or 0 < length < 0.9 * places[-1]):", "True:"),
     ],
     f"{DOCTOR}::test_no_false_alarm[one-image-repeated]": [
         ("the doctor forgives padding", 1, "else len(passes) - 1", "else 0"),
@@ -419,10 +472,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{DOCTOR}::test_fault_is_found[equal_randomness:drawn]": [
         ("the doctor knows batches drawn by hand", 1,
          "random=generators() if self.steps <= 2 else {},", "random={},"),
-    ],
-    f"{DOCTOR}::test_no_false_alarm[batch-divided]": [
-        ("the doctor sees that a batch is divided", 1,
-         "return None  # by the number of ranks, most likely", "pass"),
     ],
     f"{DOCTOR}::test_fault_is_found[same_order]": [
         ("the doctor compares epochs", 1,
@@ -441,15 +490,12 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the doctor knows generators of data sets", 1,
          "generators(fetcher.dataset)", "generators()"),
     ],
-    f"{DOCTOR}::test_fault_is_found[mean_of_means]": [
-        ("the doctor sees a mean of means", 1, "if len(set(counts)) > 1 else []", "[:0]"),
-    ],
     f"{DOCTOR}::test_fault_is_found[clipped:averaged]": [
         ("the doctor knows when gradients were clipped", 1,
          "elif size and summed", "elif summed < 0"),
     ],
     f"{DOCTOR}::test_fault_is_found[schedule]": [
-        ("the doctor counts a scheduler's steps", 1, "if min(turns) > 1:", "if False:"),
+        ("the doctor counts a scheduler's steps", 1, "if min(turns) > 1 and (", "if False and ("),
     ],
     f"{DOCTOR}::test_fault_is_found[untrained]": [
         ("the doctor sees weights that stay", 1,
@@ -462,7 +508,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the doctor knows local SGD", 1, "if averages_weights(ranks):", "if False:"),
     ],
     f"{CASES}[lightly_barlow]": [
-        ("the doctor follows a loss", 1, "notes.call(self.follow, func, args, result)", "pass"),
+        ("the doctor follows a loss", 1, 
+         'notes.call("lost", self.follow, func, args, result)', "pass"),
     ],
     f"{CASES}[pytorch_moved]": [
         ("the doctor knows DDP's hooks", 1,

@@ -19,23 +19,30 @@ from doctor.recorder import attach
 from doctor.recorder.notes import FOLDER, error_line, notes
 from doctor.report import LANGUAGES, Report
 from harness import TOOLS
+from probes_lost import assert_nothing_new
 
 EVENTS = TOOLS / "doctor/EVENTS.md"
 
 
-def record(script: str, folder: str, *argv: str) -> None:
-    """In a crew member: run a script with the recorder, as a process of its own would."""
+def record(script: str, folder: str, without: str, *argv: str) -> None:
+    """In a crew member: run a script with the recorder, as a process of its own would.
+
+    without: a probe that is never asked, as if torch had no such name.
+    """
     os.chdir(folder)
     sys.argv = [script, *argv]
     os.environ[FOLDER] = f"{folder}/traces"
     multiprocessing.set_start_method("fork", force=True)  # a member's own is another
     if not hasattr(notes, "folder"):
         attach("torch")
-    from doctor.recorder import collectives, data, figures, training
+    from doctor.recorder import collectives, data, figures, training, window
 
     notes.begin(os.environ[FOLDER])
-    for part in (collectives.trace, data.data, figures.figures, training.training):
+    parts = (collectives.trace, data.data, figures.figures, training.training, window.window)
+    for part in parts:
         part.__init__()
+    if without:
+        notes.fail(without, without, missing=True)
     error = None
     try:
         with warnings.catch_warnings():
@@ -69,23 +76,26 @@ def assert_contract_kept(folder: Path) -> None:
 
 
 def examined(
-    crew: Crew, script: Path, folder: Path, *argv: str, world_size: int = 2
+    crew: Crew, script: Path, folder: Path, *argv: str, world_size: int = 2, without: str = ""
 ) -> dict[str, Report]:
     """The reports, by language."""
     (folder / "traces").mkdir()
     with contextlib.suppress(AssertionError):  # a rank that gloo has aborted
-        crew.run(record, str(script), str(folder), *argv, world_size=world_size)
+        crew.run(record, str(script), str(folder), without, *argv, world_size=world_size)
     assert_contract_kept(folder / "traces")
     reports = {language: Report(language) for language in LANGUAGES}
     for report in reports.values():
         judge(read_ranks(folder / "traces"), report)
+    assert_nothing_new(folder / "traces", reports["en"])
     return reports
 
 
-def examined_text(crew: Crew, text: str, folder: Path, world_size: int = 2) -> dict[str, Report]:
+def examined_text(
+    crew: Crew, text: str, folder: Path, world_size: int = 2, without: str = ""
+) -> dict[str, Report]:
     script = folder / "script.py"
     script.write_text(text)
-    return examined(crew, script, folder, world_size=world_size)
+    return examined(crew, script, folder, world_size=world_size, without=without)
 
 
 def shown(request: pytest.FixtureRequest, page: Path, names: list[str]) -> Iterator[Callable]:

@@ -11,7 +11,8 @@ the notes of all ranks are compared. Two epochs with an evaluation show most.
 
 A folder; needs Python 3.10 and the torch of the script (2.6 or newer).
 Exit status: 1 for a wrong result or a hang ahead, 2 if the command could not be
-run to its end, else 0. docs/en/doctor.md explains every finding.
+run to its end, 3 if something could not be checked because this torch lacks what
+the recorder attaches to, else 0. docs/en/doctor.md explains every finding.
 """
 
 import argparse
@@ -25,9 +26,10 @@ import time
 from pathlib import Path
 
 from .checks import judge
+from .findings import KINDS
 from .job import Job
 from .ranks import Rank, read_ranks
-from .report import FINDINGS, LANGUAGES, Report, listed, short
+from .report import LANGUAGES, Report, listed, short
 
 
 def parse_args() -> argparse.Namespace:
@@ -50,9 +52,9 @@ def parse_args() -> argparse.Namespace:
         parser.error("--steps and --seconds are numbers above 0")
     if args.json and not os.access(Path(args.json).absolute().parent, os.W_OK):
         parser.error(f"--json {args.json}: there is no folder that can be written")
-    unknown = [name for name in args.allow.split(",") if args.allow and name not in FINDINGS]
+    unknown = [name for name in args.allow.split(",") if args.allow and name not in KINDS]
     if unknown:
-        names = ", ".join(name for name in FINDINGS if ":" not in name)
+        names = ", ".join(name for name in KINDS if ":" not in name)
         parser.error(f"--allow {unknown[0]}: no such finding; there are {names}")
     return args
 
@@ -126,4 +128,6 @@ def main() -> None:
         Path(args.json).write_text(text + "\n")
     if report.failed():
         sys.exit(1)
-    sys.exit(2 if status and not job.ended else 0)
+    if status and not job.ended:
+        sys.exit(2)
+    sys.exit(3 if report.blocked else 0)

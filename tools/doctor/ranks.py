@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,17 +19,13 @@ class Pass:
 
     loader: dict
     place: int  # steps before it
+    first: int  # the pass that started its workers
     batches: list[dict] = field(default_factory=list)
     ended: bool = False
     total: int | None = None  # batches that it should have
-    steps: int = 0
-    last: int = 0  # the last of them, of all steps
+    steps: int = 0  # that learned from it
     reduced: list[dict] = field(default_factory=list)  # collectives between a batch and a step
     drew: list[dict] = field(default_factory=list)  # random numbers that items were made with
-
-    def trains(self) -> bool:
-        """Steps follow its batches: not one now and then, as in an evaluation piece by piece."""
-        return self.steps > 0 and 10 * self.steps >= self.last - self.place
 
     def size(self) -> int:
         """Items in a batch; batch samplers of one's own do not say it."""
@@ -37,7 +34,11 @@ class Pass:
 
     def whole(self) -> bool:
         """All batches came; not all programs ask for one more to see that there is none."""
-        return self.ended or len(self.batches) == self.total
+        return bool(self.batches) and (self.ended or len(self.batches) == self.total)
+
+    def unseen(self) -> bool:
+        """Its samples have indices, which were not seen."""
+        return not self.loader["iterable"] and any("indices" not in one for one in self.batches)
 
     def keys(self) -> list:
         """What tells samples apart: indices, or what an IterableDataset has made."""
@@ -95,19 +96,13 @@ class Rank:
         return [one for passes in self.training().values() for one in passes]
 
     def training(self) -> dict[str, list[Pass]]:
-        """Passes with steps, by the line of their loader; the last may have none yet."""
+        """Passes that steps learned from, by the line of their loader; the last may be begun."""
         passes = list(self.passes.values())
-        most = Counter()
-        for one in passes:
-            steps = one.steps if one.trains() else 0
-            most[one.loader["id"]] = max(most[one.loader["id"]], steps)
-        # A single step after an evaluation that was cut short makes no training of it.
-        least = 1 if max(most.values(), default=0) == 1 else 2
-
+        trained = {one.loader["id"] for one in passes if one.steps}
         found = defaultdict(list)
         for one in passes:
             begun = one is passes[-1] and one.batches and not one.ended
-            if most[one.loader["id"]] >= least and (one.steps or begun):
+            if one.steps or (begun and one.loader["id"] in trained):
                 found[str(one.loader["at"])].append(one)
         return found
 
@@ -127,18 +122,20 @@ class Rank:
         return found
 
 
-def read_process(path: Path) -> Rank:
+def read_events(path: Path) -> list[dict]:
+    events = []
+    for line in path.read_text(errors="replace").splitlines():
+        with suppress(ValueError):  # cut off by a kill
+            events.append(json.loads(line))
+    return events
+
+
+def read_process(events: list[dict], stacks: Path) -> Rank:
     """A process from its events; world 0: it is none of the job's ranks."""
     rank = Rank()
     loaders = {}
     recent: list[Pass] = []  # those with a batch since the last step
-    listed: list[Pass] = []
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue  # cut off by a kill
-
+    for event in events:
         kind = event["e"]
         rank.last = event["t"]
         event["place"] = len(rank.steps)
@@ -155,28 +152,21 @@ def read_process(path: Path) -> Rank:
         elif kind == "loader":
             loaders[event["id"]] = event
         elif kind == "pass":
-            loader = loaders[event["loader"]]
-            unfinished = [one for one in recent if one.loader is loader and not one.whole()]
-            recent = [one for one in recent if one not in unfinished]
-            rank.passes[event["n"]] = Pass(loader, len(rank.steps), total=event["total"])
+            one = Pass(loaders[event["loader"]], len(rank.steps), event["first"])
+            one.total = event["total"]
+            rank.passes[event["n"]] = one
         elif kind == "batch":
             one.batches.append(event)
-            recent = [other for other in recent if other is not one] + [one]
+            if one not in recent:
+                recent.append(one)
         elif kind == "end":
             one.ended = True
         elif kind == "step":
             rank.steps.append(event)
-            learning = [one for one in recent if one.batches[-1]["grad"]]
-            if recent:
-                alone = len(recent) == len(learning) == 1 and recent[0].ended
-                listed = recent if alone else []  # list(loader), and then all steps
-            open_ones = [one for one in learning or recent if not one.ended]
-            for trained in open_ones or listed:
-                evaluation = trained.whole() and recent and trained is not recent[-1]
-                if not evaluation:
-                    trained.steps += 1
-                    trained.last = len(rank.steps)
             recent = []
+            for n in event["passes"]:
+                if n in rank.passes:
+                    rank.passes[n].steps += 1
         elif kind == "collective" and event["kind"] not in ("barrier", "broadcast"):
             for evaluated in recent:
                 evaluated.reduced.append(event)
@@ -185,7 +175,7 @@ def read_process(path: Path) -> Rank:
         elif kind == "exit":
             rank.ended = event
 
-    rank.stack = read_stack(path.with_suffix(".stacks"), rank.last)
+    rank.stack = read_stack(stacks, rank.last)
     if rank.rank < 0 and not rank.passes and not rank.steps:
         rank.world = 0
     return rank
@@ -207,7 +197,12 @@ def read_ranks(folder: Path, stopped: float = float("inf")) -> list[Rank]:
 
     stopped: when the doctor ended the job, in seconds since 1970.
     """
-    processes = [read_process(path) for path in folder.glob("*.jsonl")]
+    files = {path: read_events(path) for path in folder.glob("*.jsonl")}
+    return ranks_of(files, stopped)
+
+
+def ranks_of(files: dict[Path, list[dict]], stopped: float = float("inf")) -> list[Rank]:
+    processes = [read_process(found, path.with_suffix(".stacks")) for path, found in files.items()]
     processes.sort(key=lambda one: one.process.get("t", 0))
     for one in processes:
         if one.ended.get("t", 0) > stopped:
@@ -224,10 +219,22 @@ def read_ranks(folder: Path, stopped: float = float("inf")) -> list[Rank]:
         alone = [one for one in processes if one.world]
         ranks = {0: max(alone, key=lambda one: len(one.steps))} if alone else {}
 
+    trouble = [event for one in processes for event in one.events["trouble"]]
     for number, rank in ranks.items():
         rank.rank = number
-        workers = [o for o in processes if o.process.get("parent") == rank.process.get("pid")]
-        for event in [event for one in (rank, *workers) for event in one.events["drew"]]:
-            if event["n"] in rank.passes:
-                rank.passes[event["n"]].drew.append(event)
+        rank.events["trouble"] = trouble  # that of workers, too
+        for one in processes:
+            if one.process.get("host") == rank.process.get("host"):
+                give_drawn(one.events["drew"], rank)
     return [ranks[number] for number in sorted(ranks)]
+
+
+def give_drawn(events: list[dict], rank: Rank) -> None:
+    """To each pass the random numbers that its items were made with, in whatever process."""
+    for event in events:
+        if event["of"] == rank.process.get("pid"):
+            same = [one for one in rank.passes.values() if one.first == event["n"]]
+            if event["worker"] is None:
+                same = [rank.passes[event["n"]]] if event["n"] in rank.passes else []
+            for one in same[event["again"] :][:1]:
+                one.drew.append(event)

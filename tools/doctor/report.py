@@ -6,40 +6,10 @@ import pkgutil
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 
-LANGUAGES = ("en", "zh")
-SEVERITIES = ("wrong result", "hang ahead", "wasted", "slow", "note")
-GITHUB = {"wrong result": "error", "hang ahead": "error", "note": "notice"}
+from .findings import HANG, NOTE, WRONG, kind_of
 
-# Finding: severity, and the heading that explains it. What follows a colon tells kinds of
-# a finding apart; a kind that is not here is as the finding.
-FINDINGS = {
-    "same_samples": ("wrong result", "convert.md#step-3"),
-    "overlapping_samples": ("wrong result", "convert.md#step-3"),
-    "unequal_targets": ("wrong result", "convert.md#step-3"),
-    "same_order": ("wrong result", "convert.md#step-5"),
-    "unequal_steps": ("hang ahead", "troubleshooting.md#hang-causes"),
-    "unequal_steps:skipped": ("wrong result", "troubleshooting.md#hang-causes"),
-    "no_averaging": ("wrong result", "convert.md#step-4"),
-    "unequal_gradients": ("wrong result", "convert.md#step-4"),
-    "drifting_weights": ("wrong result", "convert.md#plateau"),
-    "untrained": ("wrong result", "convert.md#step-4"),
-    "lost_gradient": ("wrong result", "convert.md#step-4"),
-    "clipped": ("wrong result", "convert.md#step-4"),
-    "no_sync": ("wasted", "convert.md#step-4"),
-    "schedule": ("wrong result", "concepts.md#learning-rate"),
-    "learning_rate": ("note", "concepts.md#learning-rate"),
-    "equal_randomness": ("wasted", "convert.md#random"),
-    "wrong_evaluation": ("wrong result", "convert.md#step-6"),
-    "wrong_evaluation:everyone": ("wasted", "convert.md#step-6"),
-    "mean_of_means": ("note", "convert.md#step-6"),
-    "unequal_buffers": ("wrong result", "convert.md#batchnorm"),
-    "collective_order": ("hang ahead", "concepts.md#collective-rule"),
-    "collective_order:still": ("hang ahead", "troubleshooting.md#hang-causes"),
-    "shared_file": ("wrong result", "convert.md#step-7"),
-    "wrapped_keys": ("wrong result", "convert.md#resume"),
-    "shared_gpu": ("wasted", "convert.md#step-1"),
-    "slow_step": ("slow", "troubleshooting.md#slow-input"),
-}
+LANGUAGES = ("en", "zh")
+GITHUB = {WRONG: "error", HANG: "error", NOTE: "notice"}
 
 
 def read_words(language: str) -> dict[str, list[str]]:
@@ -93,25 +63,27 @@ class Report:
         self.not_checked: dict[str, str] = {}
         self.checked: list[str] = []
         self.all_ranks = True  # or only those of one machine of several
-        self.mild = False  # findings are only notes, whatever FINDINGS says
+        self.mild = False  # findings are only notes, whatever their severity
+        self.blocked: dict[str, str] = {}  # findings whose probes are missing, and why
 
     def find(self, name: str, at: list | None, /, mild: bool = False, **values: object) -> None:
         which = name.split(":")[0]
-        if self.has(which):
+        if self.has(which) or which in self.blocked:
             return
         seen, advice, *_ = [*self.words[name], *self.words[which][1:]]
-        severity, page = FINDINGS.get(name, FINDINGS[which])
+        kind = kind_of(name)
+        severity, page = kind.severity, kind.page
         if which in self.allowed:
             advice = self.say("allowed")
         if mild or self.mild or which in self.allowed:
-            severity = "note"
-        page = f"docs/{self.language}/{page}"
+            severity = NOTE
         file, line = at or (None, None)
-        found = Finding(which, severity, file, line, seen.format(**values), advice, page)
-        self.findings.append(found)
+        text = seen.format(**values)
+        page = f"docs/{self.language}/{page}"
+        self.findings.append(Finding(which, severity, file, line, text, advice, page))
 
-    def say(self, name: str) -> str:
-        return self.words[name][0]
+    def say(self, name: str, **values: object) -> str:
+        return self.words[name][0].format(**values)
 
     def skip(self, which: str, why: str) -> None:
         """why: one of the words, or a text."""
@@ -137,7 +109,7 @@ class Report:
         return {"findings": findings, "checked": self.checked, "not_checked": not_checked}
 
     def failed(self) -> bool:
-        return any(finding.severity in SEVERITIES[:2] for finding in self.findings)
+        return any(finding.severity in (WRONG, HANG) for finding in self.findings)
 
 
 def listed(values: list) -> str:

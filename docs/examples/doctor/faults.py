@@ -68,6 +68,14 @@ BY_HAND = (  # no DDP
 # finding -> what stands in right.py, what stands there instead; and so on
 FAULTS = {
     "same_samples": ("DistributedSampler(train_set)", "DistributedSampler(train_set, 1, 0)"),
+    "same_samples:drawn": (
+        "DistributedSampler(train_set)",
+        "torch.utils.data.WeightedRandomSampler(torch.ones(70), 35)",
+        "    sampler.set_epoch(epoch)\n",
+        "",
+        "torch.manual_seed(rank)  # for dropout\n",
+        "",
+    ),
     "overlapping_samples": ("batch_size=8, sampler=sampler", "batch_size=8, shuffle=True"),
     "overlapping_samples:skipped": (
         "DistributedSampler(train_set)",
@@ -154,19 +162,12 @@ FAULTS = {
         "    dist.all_reduce(totals)\n    scheduler.step(totals[0] / totals[1])\n",
         "",
     ),
-    "mean_of_means": (
-        "totals += torch.tensor([loss, len(targets)])",
-        "totals += torch.tensor([loss, len(targets)]) / len(share)",
-        "    dist.all_reduce(totals)\n",
-        "    dist.all_reduce(totals)\n    totals /= world_size\n",
-    ),
     "unequal_buffers": ("        dist.broadcast(buffer, 0)\n", "        pass\n"),
     "collective_order": (
         "    model.eval()\n",
         "    model.eval()\n    if rank == 0:\n        dist.barrier()\n",
     ),
     "slow_step:unused": ("DDP(model)", "DDP(model, find_unused_parameters=True)"),
-    "learning_rate": ("lr=0.1 * world_size", "lr=0.1"),
 }
 
 

@@ -1,5 +1,6 @@
 """Where tensors are: a label on their memory, which views and in-place operations share."""
 
+import threading
 from typing import Any
 
 import torch
@@ -19,18 +20,20 @@ class Labels:
     def __init__(self) -> None:
         self.kept: dict[int, tuple[StorageWeakRef, Any]] = {}
         self.sweep_at = 1000
+        self.lock = threading.Lock()  # DataParallel has a thread for each GPU
 
     def get(self, storage: Any) -> Any:
         found = self.kept.get(storage._cdata)
         return found[1] if found else None
 
     def put(self, storage: Any, label: Any) -> None:
-        # The weak reference keeps another storage from getting the same address.
-        self.kept[storage._cdata] = StorageWeakRef(storage), label
-        if len(self.kept) > self.sweep_at:
-            living = [item for item in list(self.kept.items()) if not item[1][0].expired()]
-            self.kept = dict(living)
-            self.sweep_at = 1000 + 2 * len(living)
+        with self.lock:
+            # The weak reference keeps another storage from getting the same address.
+            self.kept[storage._cdata] = StorageWeakRef(storage), label
+            if len(self.kept) > self.sweep_at:
+                living = [item for item in self.kept.items() if not item[1][0].expired()]
+                self.kept = dict(living)
+                self.sweep_at = 1000 + 2 * len(living)
 
 
 DEVICES = Labels()  # of those that are on a GPU

@@ -1,66 +1,60 @@
-"""What may be wrong in a script: a file for each subject."""
+"""What may be wrong in a script: a file for each subject. A check is asked in this order."""
 
-from collections import defaultdict
-
+from ..findings import CHECKS, KINDS, SEVERITIES, Check, needs_of
 from ..ranks import Rank
-from ..report import SEVERITIES, Report
-from .communication import check_collectives
-from .data import check_randomness, check_samples
-from .evaluation import check_buffers, check_evaluation
-from .files import check_files
-from .speed import check_devices, check_speed
-from .training import check_learning, check_rate, check_schedule, check_steps, check_weights, sweeps
+from ..report import Report
 
-CHECKS = (  # those between ranks of a data-parallel group
-    (check_samples, "same_samples", "overlapping_samples", "same_order", "unequal_targets"),
-    (check_steps, "unequal_steps"),
-    (check_weights, "no_averaging", "unequal_gradients", "drifting_weights"),
-    (check_randomness, "equal_randomness"),
-    (check_evaluation, "wrong_evaluation", "mean_of_means"),
-    (check_buffers, "unequal_buffers"),
-)
-CHECKS_OF_ALL = (
-    (check_learning, "untrained", "lost_gradient", "clipped", "no_sync"),
-    (check_devices, "shared_gpu"),
-    (check_files, "shared_file", "wrapped_keys"),
-    (check_collectives, "collective_order"),
-    (check_speed, "slow_step"),
-    (check_schedule, "schedule"),
-    (check_rate, "learning_rate"),
-)
-ALONE = """
-    same_order untrained clipped no_sync shared_gpu shared_file wrapped_keys wrong_evaluation
-    slow_step schedule
-""".split()  # what one rank can show, too
+from . import steps  # isort: skip  (the others ask whether ranks made equal steps)
+from . import communication, data, evaluation, files, optimizer, randomness, speed, weights
+from .teams import Teams
+
+__all__ = ["communication", "data", "evaluation", "files", "optimizer", "randomness", "speed"]
+__all__ += ["steps", "weights"]
 
 
 def judge(ranks: list[Rank], report: Report) -> None:
     """All checks; a mistake in one of them is told, and does not stop the others."""
-    by_group = defaultdict(list)
-    for rank in ranks:
-        by_group[tuple(rank.model.get("group") or ())].append(rank)
-    groups = list(by_group.values())
-    if any(len(group) == 1 for group in groups):
-        groups = [ranks]  # one that crashed before it had a model, or no DDP
     report.all_ranks = len(ranks) == ranks[0].world
-
-    for rank in ranks:
-        for event in rank.events["trouble"]:
-            text = event["text"]
-            report.skip("all", f"{report.say('recorder')}: {text}")
-
-    for check, *names in (*CHECKS, *CHECKS_OF_ALL):
-        between = (check, *names) in CHECKS
-        report.mild = between and sweeps(ranks)
-        for group in groups if between else [ranks]:
-            try:
-                why = check(group, report)  # None, or why it could not check
-            except Exception as error:
-                why = f"{report.say('doctor')}: {error!r}"
-            for name in names if why else []:
-                report.skip(name, why)
-        for name in names:
-            if len(ranks) == 1 and name not in ALONE:
-                report.skip(name, "alone" if ranks[0].world == 1 else "machines")
-        report.checked += [name for name in names if name not in report.not_checked]
+    report.teams = Teams(ranks)
+    report.blocked = blocked(ranks, report)
+    for check in CHECKS:
+        judge_one(check, ranks, report)
     report.findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def judge_one(check: Check, ranks: list[Rank], report: Report) -> None:
+    report.mild = check.between and weights.sweeps(ranks)
+    groups = report.teams.groups if check.between else [ranks]
+    for group in groups if not report.blocked.keys() >= set(check.names) else []:
+        try:
+            why = check.function(group, report) if not report.has(check.unless) else "steps"
+        except Exception as error:
+            why = f"{report.say('doctor')}: {error!r}"
+        for name in check.names if why else []:
+            report.skip(name, why)
+
+    for name in check.names:
+        if name in report.blocked:
+            report.skip(name, report.blocked[name])
+        elif KINDS[name].alone or name in report.not_checked:
+            pass
+        elif len(ranks) == 1:
+            report.skip(name, "alone" if ranks[0].world == 1 else "machines")
+        elif all(len(group) == 1 for group in groups):
+            report.skip(name, "together")
+    report.checked += [name for name in check.names if name not in report.not_checked]
+
+
+def blocked(ranks: list[Rank], report: Report) -> dict[str, str]:
+    """Findings of which nothing can be said, because a probe is missing or has failed."""
+    troubles = {}
+    for event in ranks[0].events["trouble"]:
+        values = {"torch": ranks[0].process["torch"], "text": event["text"]}
+        why = report.say("missing" if event["missing"] else "failed", **values)
+        troubles.setdefault(event["probe"], why)
+    found = {}
+    for check in CHECKS:
+        for name in check.names:
+            for probe in sorted(needs_of(check, name) & troubles.keys()):
+                found.setdefault(name, troubles[probe])
+    return found

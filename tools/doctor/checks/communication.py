@@ -1,13 +1,15 @@
 """Collectives: does every rank call the same, and do all arrive?"""
 
+from ..findings import HANG, check, finds
 from ..ranks import STILL, Rank
 from ..report import Report, short
 
 
+@check(unless="unequal_steps")
+@finds("collective_order", HANG, "concepts.md#collective-rule", "collectives exit")
+@finds("collective_order:still", HANG, "troubleshooting.md#hang-causes")
 def check_collectives(ranks: list[Rank], report: Report) -> str | None:
     """Do ranks call the same collectives in the same order, and do all arrive?"""
-    if report.has("unequal_steps"):
-        return "steps"
     groups = dict.fromkeys(e["group"] for rank in ranks for e in rank.events["collective"])
     for group in [name for name in groups if name != "horovod"]:
         members = [rank for rank in ranks if rank.called(group) or rank.group == group]

@@ -1,36 +1,52 @@
-"""Samples, targets and random numbers in training."""
+"""Samples and targets in training."""
 
 import re
 from collections import Counter
 from itertools import combinations, pairwise
 
+from ..findings import TRAINING, WRONG, check, finds
 from ..ranks import Pass, Rank
 from ..report import Report, listed
 
 DRAWN = "Weighted|RASampler|Repeat"  # samplers that may draw a sample twice, or never
 CHOSEN = f"Subset|Random|{DRAWN}"
+NEEDS = f"{TRAINING} indices"
 RENUMBERED = 10  # samples with other targets: so many, and it is no chance
 
 
+@check(between=True)
+@finds("same_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives")
+@finds("same_samples:drawn", WRONG, "convert.md#weighted")
+@finds("overlapping_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives")
+@finds("same_order", WRONG, "convert.md#step-5", NEEDS, alone=True)
+@finds("unequal_targets", WRONG, "convert.md#step-3", NEEDS)
 def check_samples(ranks: list[Rank], report: Report) -> str | None:
     """Do ranks share training samples? Is an epoch's order that of the one before?"""
     trained = [rank.training() for rank in ranks]
     if not all(trained):
         return "loader"
+    sharing = report.teams.together or report.teams.exchange
+    if any(one.unseen() for by in trained for passes in by.values() for one in passes):
+        return "indices"
 
     for line in trained[0]:
         lists = [by.get(line, []) for by in trained]
         if all(lists):
             check_numbers([passes[0].loader for passes in lists], report)
             check_targets(lists, report)
-        for epoch, passes in enumerate(zip(*lists, strict=False)):
-            check_shares(ranks, passes, epoch + 1, report)
+        epochs = [] if sharing else list(zip(*lists, strict=False))
+        for epoch, passes in enumerate(epochs, 1):
+            check_shares(ranks, passes, epoch, report)
+        check_whole(epochs, report)
 
     again = [pair for by in trained for passes in by.values() for pair in pairwise(passes)]
     for before, now in again:
         check_order(before, now, report)
-    if not again:
+    endless = [check_endless(one, report) for by in trained for part in by.values() for one in part]
+    if not again and not any(endless):
         report.skip("same_order", "epoch")
+    for name in ("same_samples", "overlapping_samples") if sharing else ():
+        report.skip(name, "together")
     return None
 
 
@@ -81,7 +97,9 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
             if loader["iterable"] or comparable(passes[m], passes[n]):
                 both = listed([ranks[m], ranks[n]])
                 values = {"ranks": both, "epoch": epoch, "count": count}
-                return report.find("same_samples", at, **values)
+                drawn = loader["replacement"] or re.search(DRAWN, loader["sampler"])
+                name = "same_samples:drawn" if drawn else "same_samples"
+                return report.find(name, at, **values, sampler=loader["sampler"])
             return report.skip("same_samples", "files")
     if loader["iterable"]:
         return check_streams(keys, loader, epoch, report)
@@ -100,15 +118,27 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
     own_batches = loader["accelerate"] or not loader["batch_size"]
     padding = len(passes) * size if own_batches else len(passes) - 1
     if twice > padding:
-        return report.find("overlapping_samples", at, epoch=epoch, twice=twice, count=count)
-
-    unseen = (loader["length"] or 0) - len(union)
-    dropped = len(passes) * (size + 1)  # by drop_last, of batches and of the share
-    whole = report.all_ranks and all(one.whole() for one in passes)
-    if whole and unseen > dropped and not re.search(CHOSEN, loader["sampler"]):
-        values = {"epoch": epoch, "unseen": unseen, "count": loader["length"]}
-        return report.find("overlapping_samples:skipped", at, **values)
+        report.find("overlapping_samples", at, epoch=epoch, twice=twice, count=count)
     return None
+
+
+def check_whole(epochs: list[tuple[Pass, ...]], report: Report) -> None:
+    """Does every epoch skip samples? One may be the rest of an epoch, after a restart."""
+    skipped = []
+    for epoch, passes in enumerate(epochs, 1):
+        loader = passes[0].loader
+        unseen = (loader["length"] or 0) - len(set().union(*(one.keys() for one in passes)))
+        dropped = len(passes) * (max(one.size() for one in passes) + 1)  # batch and share cut off
+        if loader["iterable"] or re.search(CHOSEN, loader["sampler"]) or unseen <= dropped:
+            return
+        if not all(comparable(passes[0], other) for other in passes[1:]):
+            return
+        if all(one.whole() for one in passes):
+            values = {"epoch": epoch, "unseen": unseen, "count": loader["length"]}
+            skipped.append((loader["at"], values))
+    if skipped and report.all_ranks and len(epochs[0]) > 1:
+        at, values = skipped[0]
+        report.find("overlapping_samples:skipped", at, **values)
 
 
 def check_streams(keys: list[list], loader: dict, epoch: int, report: Report) -> None:
@@ -141,6 +171,20 @@ def check_order(before: Pass, now: Pass, report: Report) -> None:
         report.find("same_order", now.loader["at"], count=count)
 
 
+def check_endless(one: Pass, report: Report) -> bool:
+    """A pass that goes on for several epochs: is the second one like the first? Whether it does."""
+    keys = one.keys()
+    if one.loader["iterable"] or keys.count((keys or [None])[0]) < 2:
+        return False
+    count = keys.index(keys[0], 1)  # where the first sample comes again
+    epoch = keys[:count]
+    if count < 6 or len(set(epoch)) < count:
+        return False
+    if epoch != sorted(epoch) and epoch == keys[count : 2 * count]:
+        report.find("same_order:endless", one.loader["at"], count=count)
+    return len(keys) >= 2 * count
+
+
 def comparable(one: Pass, other: Pass) -> bool:
     """Whether equal indices mean equal samples: the data sets, or what they gave, agree."""
     mine, theirs = (part.by_key("targets") for part in (one, other))
@@ -154,44 +198,3 @@ def comparable(one: Pass, other: Pass) -> bool:
     if one.loader["fingerprint"] == other.loader["fingerprint"]:
         return bool(targets) or not same or any(same)  # augmented images differ, targets do not
     return bool(same) and all(same)
-
-
-def check_randomness(ranks: list[Rank], report: Report) -> str | None:
-    """Do ranks draw the same random numbers, and does anything draw?"""
-    trained = [rank.trained() for rank in ranks]
-    # A new pass draws a seed for its workers, equal or not: only steps of one pass are asked.
-    short = [passes for passes in trained if passes and passes[0].steps < 2]
-    if short or any(len(rank.steps) < 2 for rank in ranks):
-        return "batches"
-    if stream := equal_stream([rank.steps for rank in ranks]):
-        if not any(trained):
-            at = ranks[0].steps[0]["at"]
-            return report.find("equal_randomness:drawn", at, mild=True, name=stream)
-        return report.find("equal_randomness", trained[0][0].loader["at"], name=stream)
-    return check_items(ranks, trained, report)
-
-
-def equal_stream(events: list[list[dict]]) -> str:
-    """The random numbers that two ranks have alike at the first event, and draw before the next."""
-    for name in ("torch", "numpy", "random", "cuda"):
-        states = [[event["random"].get(name) for event in two[:2]] for two in events]
-        ranks = Counter(first for first, _ in states)
-        if any(ranks[first] > 1 and first != second for first, second in states):
-            return name
-    return ""
-
-
-def check_items(ranks: list[Rank], trained: list[list[Pass]], report: Report) -> None:
-    """Were two items made with the same random numbers, where they should not have been?"""
-    seen = {}  # a state of random numbers -> who drew from it
-    for rank, passes in zip(ranks, trained, strict=True):
-        drew = [(n, event) for n, one in enumerate(passes) for event in one.drew]
-        for epoch, event in drew:
-            for name, state in event["states"].items():
-                place = (rank.rank, event["worker"], epoch)
-                before = seen.setdefault((name, state), place)
-                if before != place:
-                    kind = "workers" if before[2] == epoch else "epochs"
-                    at = passes[epoch].loader["at"]
-                    return report.find(f"equal_randomness:{kind}", at, name=name)
-    return None

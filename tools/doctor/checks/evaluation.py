@@ -1,39 +1,49 @@
 """Which samples are evaluated, with which statistics, and what is reported."""
 
-import linecache
 import re
 from collections import Counter
 
+from ..findings import TRAINING, WASTED, WRONG, check, finds
 from ..ranks import Pass, Rank
 from ..report import Report, listed
 from .data import CHOSEN, comparable
-from .training import differ
+from .weights import differ
 
-RANKS = "world|n_?procs|num_(gpus|replicas)|get_world_size"  # what their number is called
+NEEDS = f"{TRAINING} indices collectives files save"
 
 
+@check(between=True)
+@finds("wrong_evaluation", WRONG, "convert.md#step-6", NEEDS, alone=True)
+@finds("wrong_evaluation:everyone", WASTED, "convert.md#step-6")
 def check_evaluation(ranks: list[Rank], report: Report) -> str | None:
     """Is each sample evaluated once, and is the sum of all ranks reported?"""
     if not report.all_ranks:
         return "machines"
+    if report.teams.together:
+        return "together"
     phases = [rank.evaluations() for rank in ranks]
     by_ranks = Counter(key for phase in phases for key in phase)
     if not by_ranks:
         return "evaluation"
-    [(first, _)] = by_ranks.most_common(1)  # of several, the one that came first
-    phase = [phase[first] for phase in phases if first in phase]
-    check_coverage(phase, report)
-    check_average(phase, report)
-    return None
+    [(key, _)] = by_ranks.most_common(1)  # of several, the one that came first
+    first, _ = key
+    phase = [phase[key] for phase in phases if key in phase]
+    if any(one.unseen() for passes in phase for one in passes):
+        return "indices"
+    wrote = [{e["path"] for e in rank.events["wrote"] if e["place"] == first} for rank in ranks]
+    parts = [any(not e["whole"] for e in rank.events["wrote"]) for rank in ranks]
+    joined = all(parts) or (all(wrote) and not set.intersection(*wrote))
+    return check_coverage(phase, joined, report)
 
 
-def check_coverage(phase: list[list[Pass]], report: Report) -> None:
-    """phase: for each rank that evaluates, its passes over the set."""
+def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str | None:
+    """phase: for each rank that evaluates, its passes over the set. joined: each rank has written
+    a part of a file, or one of its own at that time, from which somebody may make one result."""
     loaders = [one.loader for passes in phase for one in passes]
     if any(loader["iterable"] or loader["root"] is None for loader in loaders):
-        return report.skip("wrong_evaluation", "iterable")
+        return "iterable"
     if not all(comparable(passes[0], phase[0][0]) for passes in phase):
-        return report.skip("wrong_evaluation", "files")
+        return "files"
 
     counts = Counter()
     parts = {}
@@ -52,45 +62,52 @@ def check_coverage(phase: list[list[Pass]], report: Report) -> None:
     missing = size - len(counts)
     at = loaders[0]["at"]
     kinds = {event["kind"] for passes in phase for one in passes for event in one.reduced}
-    # What was gathered may have been cut: accelerate's gather_for_metrics does so.
     accelerate = loaders[0]["accelerate"]
-    cut = accelerate or any("gather" in kind for kind in kinds)
+    gathered = any("gather" in kind for kind in kinds)
+    largest = max((e["size"] for passes in phase for one in passes for e in one.reduced), default=0)
 
     chosen = any(re.search(CHOSEN, loader["sampler"]) for loader in loaders)
     if missing > 0 and not chosen:
         return report.find("wrong_evaluation:part", at, accelerate, missing=missing, count=size)
     if twice > 0 and not chosen:
-        return report.find("wrong_evaluation", at, cut, twice=twice, count=size)
+        if joined:
+            return "joined"
+        if accelerate:
+            return "gathered"  # its gather_for_metrics leaves repeats out
+        if size in added_up(phase):
+            return None  # each rank has left out what its sampler repeats
+        name = "wrong_evaluation:gathered" if gathered else "wrong_evaluation"
+        return report.find(name, at, gathered, twice=twice, count=size)
     if everyone and len(phase) > 1:
-        return report.find("wrong_evaluation:everyone", at, count=size)
+        if largest >= size:
+            return "views"
+        mild = report.teams.exchange
+        return report.find("wrong_evaluation:everyone", at, mild, count=size)
     if len(phase) > 1 and not kinds:
+        if joined:
+            return "joined"
         share = len(phase[0][0].keys())
         return report.find("wrong_evaluation:share", at, accelerate, share=share, count=size)
     return None
 
 
-def check_average(phase: list[list[Pass]], report: Report) -> None:
-    """Is a mean of means taken over ranks with unequal numbers of samples?"""
-    counts = [sum(len(one.keys()) for one in passes) for passes in phase]
-    few = [event for one in phase[0] for event in one.reduced if event["size"] <= 16]
-    for event in few if len(set(counts)) > 1 else []:
-        if event["kind"] == "allreduce" and (event["average"] or divides_by_ranks(event["at"])):
-            values = {"few": min(counts), "many": max(counts)}
-            return report.find("mean_of_means", event["at"], **values)
-    return None
+def added_up(phase: list[list[Pass]]) -> set[float]:
+    """Numbers that the ranks got by all_reduce after their batches, if it was a sum."""
+    sums = set()
+    reduced = [{id(e): e for one in passes for e in one.reduced}.values() for passes in phase]
+    for events in zip(*reduced, strict=False):
+        values = [event["values"] or [] for event in events]
+        if len({len(part) for part in values}) == 1:
+            sums.update(map(sum, zip(*values, strict=True)))
+    return sums
 
 
-def divides_by_ranks(at: list) -> bool:
-    """Whether there is a division by the number of ranks in the lines below."""
-    file, line = at
-    near = linecache.getlines(file)[line - 1 : line + 5]
-    return any(re.search(rf"/[^/#]*({RANKS})", text) for text in near)
-
-
+@check(between=True, unless="unequal_steps")
+@finds("unequal_buffers", WRONG, "convert.md#batchnorm", f"{TRAINING} collectives")
 def check_buffers(ranks: list[Rank], report: Report) -> str | None:
     """Are BatchNorm's statistics equal where ranks evaluate?"""
-    if report.has("unequal_steps"):
-        return "steps"
+    if report.teams.together:
+        return "together"
     found = [rank for rank in ranks if rank.figures["buffers"]]
     if len(found) < 2:
         return "buffers"

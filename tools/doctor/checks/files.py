@@ -1,19 +1,28 @@
 """Files that several ranks write, and checkpoints whose names do not fit."""
 
+import os
 from collections import defaultdict
 
+from ..findings import WRONG, check, finds
 from ..ranks import Rank
 from ..report import Report, listed
 
 
+@check()
+@finds("shared_file", WRONG, "convert.md#step-7", "files save", alone=True)
+@finds("wrapped_keys", WRONG, "convert.md#resume", "save load", alone=True)
 def check_files(ranks: list[Rank], report: Report) -> None:
     """Is a file written by several ranks?"""
     writers = defaultdict(dict)
+    locked = {event["path"] for rank in ranks for event in rank.events["locked"]}
     for rank in ranks:
         for event in rank.events["wrote"]:
+            if event["path"] in locked or not event["whole"]:
+                continue
             writers[rank.process.get("host"), event["path"]].setdefault(rank.rank, event)
     for (_, path), events in writers.items():
-        if len(events) > 1:
+        empty = os.path.isfile(path) and os.path.getsize(path) == 0  # a lock, or a sign
+        if len(events) > 1 and not empty:
             at = next(iter(events.values()))["at"]
             return report.find("shared_file", at, ranks=listed(list(events)), path=path)
     for rank in ranks:

@@ -2,10 +2,13 @@
 
 from itertools import permutations
 
+from ..findings import SLOW, TRAINING, WASTED, check, finds
 from ..ranks import Rank
 from ..report import Report, listed
 
 
+@check()
+@finds("shared_gpu", WASTED, "convert.md#step-1", "gradients step", alone=True)
 def check_devices(ranks: list[Rank], report: Report) -> str | None:
     """Are there two ranks on a GPU, or memory of a rank on another's?"""
     using = [rank for rank in ranks if rank.device]
@@ -23,6 +26,8 @@ def check_devices(ranks: list[Rank], report: Report) -> str | None:
     return None
 
 
+@check()
+@finds("slow_step", SLOW, "troubleshooting.md#slow-input", TRAINING, alone=True)
 def check_speed(ranks: list[Rank], report: Report) -> None:
     """Is time lost that the script could have?"""
     for rank in ranks:
@@ -33,7 +38,7 @@ def check_speed(ranks: list[Rank], report: Report) -> None:
             batches = one.batches[2:]
             if len(batches) < 10:
                 continue
-            waited = sum(batch["wait"] for batch in batches[1:])
+            waited = sum(batch["wait"] for batch in batches[1:] if batch["idle"])
             share = waited / max(1e-9, batches[-1]["t"] - batches[0]["t"])
             if share > 0.3 and waited > 1:
                 share = round(100 * share)

@@ -1,40 +1,65 @@
 """Collectives that the script calls, and gradients that get lost in them."""
 
 import functools
+import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
-from torch.distributed.algorithms.join import Join
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.nn import SyncBatchNorm
+from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .notes import hook, notes, user_line
+from .notes import hook, is_library, notes, user_line
+from .window import window
 
-# Below torch.distributed's functions: those, torch.compile may trace.
-COLLECTIVES = """
-    allreduce allreduce_coalesced broadcast reduce allgather _allgather_base all_gather_single
-    allgather_coalesced gather gather_single scatter reduce_scatter _reduce_scatter_base
-    reduce_scatter_single alltoall alltoall_base all_to_all_single barrier monitored_barrier
-""".split()
+# Below torch.distributed's functions: those, torch.compile may trace. A new one is found by its
+# name, unless it has another word; those of CORE are there in any torch.
+WORDS = "reduce|gather|scatter|broadcast|all_?to_?all|barrier|^send$|^recv"
+CORE = ("allreduce", "broadcast", "allgather", "barrier", "send", "recv")
+SYNC_BATCH_NORM = sys.modules[SyncBatchNorm.__module__].__file__
 
 
 def collective(kind: str, group: object, *args: object, **_: object) -> None:
     given = tensors_in(args[:1])
+    size = sum(tensor.numel() for tensor in given)
+    exchanged(kind, group, *args)
+    if kind in ("send", "recv", "recv_anysource"):
+        return
     notes.event(
         "collective",
         group=str(getattr(group, "group_name", "horovod")),
         kind=kind,
-        size=sum(tensor.numel() for tensor in given),
-        average=any("AVG" in str(getattr(arg, "reduceOp", "")) for arg in args),
+        size=size,
+        values=few_values(given) if kind == "allreduce" else None,
         at=user_line(),
     )
-    learning = [t for t in tensors_in(args) if t.requires_grad and t.numel() > 1]
-    if learning and torch.is_grad_enabled():
-        trace.add(learning, given)
+    notes.call("lost", trace.send, args, given)
+
+
+def few_values(tensors: list) -> list | None:
+    """Sums and counts of an evaluation, say; not read from a GPU, which would have to wait."""
+    few = sum(tensor.numel() for tensor in tensors) <= 16
+    if not few or any(tensor.device.type != "cpu" for tensor in tensors):
+        return None
+    return [float(value) for tensor in tensors for value in tensor.detach().flatten().tolist()]
+
+
+def exchanged(kind: str, group: object, *args: object) -> None:
+    """Before backward: ranks may work on one sample together."""
+    if group is None or kind in ("barrier", "monitored_barrier", "broadcast"):
+        return
+    own = tensors_in(args[1:2] if "gather" in kind else args[:1]) or tensors_in(args[:1])
+    size = sum(tensor.numel() for tensor in own if tensor.is_floating_point())
+    frame = sys._getframe(1)
+    while frame and size and is_library(frame.f_code.co_filename):
+        if frame.f_code.co_filename == SYNC_BATCH_NORM:
+            return  # statistics of other samples
+        frame = frame.f_back
+    if size > 1:
+        window.exchange(tuple(dist.get_process_group_ranks(group)), size)
 
 
 def tensors_in(value: object) -> list:
@@ -63,10 +88,15 @@ class Trace(TorchFunctionMode):
         self.lines = WeakIdKeyDictionary()  # tensors that hang on a result -> where that was
         self.learning = WeakIdKeyDictionary()  # those that were sent, and required a gradient
 
+    def send(self, args: tuple, results: list) -> None:
+        learning = [t for t in tensors_in(args) if t.requires_grad and t.numel() > 1]
+        if learning and torch.is_grad_enabled():
+            self.add(learning, results)
+
     def add(self, learning: list, results: list) -> None:
         compiler = sys.modules.get("torch._dynamo")
         compiles = compiler and compiler.utils.counters["frames"]
-        if not (self.on or compiles or _get_current_function_mode()) and self.left:
+        if not (self.on or compiles or CURRENT_MODE[0]()) and self.left:
             self.on = True
             self.left -= 1
             self.__enter__()
@@ -78,7 +108,7 @@ class Trace(TorchFunctionMode):
         self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
     ) -> object:
         result = func(*args, **(kwargs or {}))
-        notes.call(self.follow, func, args, result)
+        notes.call("lost", self.follow, func, args, result)
         return result
 
     def follow(self, func: object, args: tuple, result: object) -> None:
@@ -90,13 +120,13 @@ class Trace(TorchFunctionMode):
         elif hanging and not (own and func in JOINING):
             self.lines.update((t, self.lines[hanging[0]]) for t in tensors_in(result))
 
-    def backward(self, tensors: object) -> None:
+    def backward(self, tensors: object, *_: object, **__: object) -> None:
         for tensor in tensors_in(tensors):
             if tensor in self.lines:
                 notes.event("lost", at=self.lines[tensor])
 
     def end(self) -> None:
-        if self.on and _get_current_function_mode() is self:
+        if self.on and CURRENT_MODE[0]() is self:
             self.__exit__(None, None, None)
             self.on = False
             self.lines.clear()
@@ -110,18 +140,30 @@ def note_rank(*_: object, **__: object) -> None:
     notes.event("rank", rank=dist.get_rank(), world=dist.get_world_size(), group=name)
 
 
-def attach() -> None:
-    for name in COLLECTIVES:
-        if hasattr(dist.ProcessGroup, name):
-            hook(dist.ProcessGroup, name, functools.partial(collective, name.strip("_")))
-    hook(distributed_c10d, "init_process_group", after=note_rank)
-    dist.init_process_group = distributed_c10d.init_process_group
-    hook(Join, "__enter__", lambda _: notes.event("join"))
+def note_join(*_: object) -> None:
+    notes.event("join")
 
 
-def attach_to_horovod() -> None:
-    hvd = sys.modules["horovod.torch"]
+def attach(probe: str, group: type) -> None:
+    names = [
+        name for name in dir(group) if re.search(WORDS, name) and callable(getattr(group, name))
+    ]
+    missing = [name for name in CORE if name not in names]
+    if missing:
+        raise AttributeError(f"ProcessGroup has no {', '.join(missing)}")
+    for name in names:
+        hook(probe, group, name, functools.partial(collective, name.strip("_")))
 
+
+CURRENT_MODE: list[Callable] = []
+
+
+def follow_losses(probe: str, current_mode: Callable) -> None:
+    CURRENT_MODE[:] = [current_mode]
+    hook(probe, torch.autograd, "backward", trace.backward)
+
+
+def attach_to_horovod(probe: str, hvd: object) -> None:
     def ready(*_: object, **__: object) -> None:
         notes.event("rank", rank=hvd.rank(), world=hvd.size(), group="horovod")
 
@@ -130,6 +172,6 @@ def attach_to_horovod() -> None:
         if not names & {"backward", "step", "synchronize"}:  # its own, of gradients
             collective("allreduce", None, tensor)
 
-    hook(hvd, "init", after=ready)
+    hook(probe, hvd, "init", after=ready)
     for name in ("_allreduce_async", "_allgather_async"):
-        hook(hvd.mpi_ops, name, called)
+        hook(probe, hvd.mpi_ops, name, called)

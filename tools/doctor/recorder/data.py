@@ -1,44 +1,58 @@
 """What loaders give: samples, targets, and the random numbers that items are made with."""
 
 import functools
-import hashlib
+import multiprocessing
 import os
-import re
 import sys
 import time
-import zlib
-from collections import Counter, deque
-from collections.abc import Iterator
-from contextlib import suppress
+from collections import deque
+from collections.abc import Collection
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset
-from torch.utils.data._utils import fetch
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data import IterableDataset, Subset
 
-from .collectives import tensors_in
-from .notes import hook, notes, user_line
+from .contents import contents, fingerprint, length_of, numbered, to_root
+from .notes import notes, user_line
 from .randomness import generators
 from .training import training
+from .window import window
 
-SEQUENCES = (list, tuple, range)
 MOST_CONTENTS = 100  # batches of a pass whose items are looked at
+FIXED = ("builtins", "numpy", "torch")  # modules of classes that nobody should change
+
+
+class Pass:
+    """One iteration over a loader. It keeps neither alive: a loader that goes ends its workers."""
+
+    def __init__(self, n: int, loader: object) -> None:
+        self.n = n
+        self.in_order = getattr(loader, "in_order", True)  # or workers may overtake each other
+        self.line = ""  # where the loader was made
+        self.drawn = deque()  # indices that its sampler gave for batches to come
+        self.count = 0  # of batches
+        self.ended = False
+        self.learns = False  # the latest batch is to be learned from, so far as one can tell
+        self.inside = False  # its iterator's __next__, which may call that of its base
+        self.idle = False  # the device had nothing to do when a batch was asked for
 
 
 class Data:
     def __init__(self) -> None:
         self.loaders = 0
         self.passes = 0
-        self.making = 0  # the pass whose workers are being started
-        self.fetched = Counter()  # pass -> batches that this process made for it
+        self.making: Pass | None = None  # the pass whose workers are being started
+        self.giving: Pass | None = None  # the pass that was asked for a batch last
+        self.asked = {}  # a sampler's id -> the pass that is about to iterate over it
+        self.fetchers = (0, 0)  # a process, and how many it has made: each is of a pass
         self.states = None  # of random numbers, before a batch was made
 
-    def new_loader(self, loader: object) -> None:
+    def new_loader(self, _: object, loader: object, *__: object, **___: object) -> None:
         if getattr(loader, "_doctor", (0, 0))[0] == os.getpid():
             return  # one from before a fork or a pickle is new to this process
 
         self.loaders += 1
-        loader._doctor = (os.getpid(), self.loaders)
+        at = user_line()
+        loader._doctor = (os.getpid(), self.loaders, str(at))
 
         iterable = isinstance(loader.dataset, IterableDataset)
         root = loader.dataset
@@ -48,7 +62,7 @@ class Data:
         notes.event(
             "loader",
             id=self.loaders,
-            at=user_line(),
+            at=at,
             iterable=iterable,
             length=None if iterable else length_of(loader.dataset),
             root=None if iterable else length_of(root),
@@ -63,160 +77,158 @@ class Data:
         )
 
     def before_pass(self, loader: object) -> None:
-        self.making = self.passes + 1
-        if getattr(loader, "_iterator", None) is not None:  # what persistent workers drew ahead
-            loader._iterator.__dict__.pop("_doctor_drawn", None)
+        self.passes += 1
+        self.making = Pass(self.passes, loader)
+        if not isinstance(loader.dataset, IterableDataset):
+            sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+            notes.call("indices", self.watch, sampler)
+
+    def watch(self, sampler: object) -> None:
+        """A loader refuses another sampler, and programs ask for its class. So this class itself
+        is changed: its __iter__ gives an iterator that also keeps the indices for the pass."""
+        kind = type(sampler)
+        if kind.__module__ in FIXED:
+            if isinstance(sampler, Collection):  # a list, say: it may be read twice
+                self.making.drawn.extend(map(listed, sampler))
+            return
+        self.asked[id(sampler)] = self.making
+        own = kind.__iter__
+        if hasattr(own, "_doctor"):
+            return
+
+        @functools.wraps(own)
+        def iterate(sampler: object) -> object:
+            one = data.asked.pop(id(sampler), None)  # the class may call its base's __iter__
+            iterator = own(sampler)
+            if one is None:
+                return iterator
+            data.asked[id(sampler)] = one  # torch begins twice, if there are workers
+            one.drawn.clear()
+            return Kept(iterator, one.drawn)
+
+        iterate._doctor = True
+        kind.__iter__ = iterate
 
     def new_pass(self, iterator: object, loader: object) -> None:
-        if not hasattr(iterator, "_base_seed"):
-            return  # a loader of somebody's own
-        self.new_loader(loader)
+        one, self.making = self.making, None
+        self.asked.clear()
+        first = getattr(iterator, "_doctor", one)
+        iterator._doctor = one
+        iterator._doctor_source = loader.dataset
+        one.first = getattr(first, "first", one.n)
+        self.new_loader(None, loader)
+        _, number, one.line = loader._doctor
+        total = length_of(iterator)
+        notes.event("pass", n=one.n, loader=number, total=total, first=one.first)
+        notes.call("batch", follow, type(iterator))
 
-        self.passes += 1
-        iterator._doctor_pass = self.passes
-        number = loader._doctor[1]
-        notes.event("pass", n=self.passes, loader=number, total=length_of(iterator))
+    def before_batch(self, one: Pass) -> None:
+        self.giving = one
+        one.idle = training.device_is_idle()
 
-    def drawn(self, indices: object, iterator: object) -> None:
-        queue = iterator.__dict__.setdefault("_doctor_drawn", deque())
-        queue.append(list(indices) if isinstance(indices, list | tuple) else [indices])
-
-    def batch(self, iterator: object, batch: object, waited: float) -> None:
-        count = iterator._num_yielded
-        drawn = iterator.__dict__.get("_doctor_drawn")
-        indices = drawn.popleft() if drawn else None
-        grad = torch.is_grad_enabled()
-        fields = {"n": iterator._doctor_pass, "wait": round(waited, 4), "grad": grad}
-        if indices is not None and indices[:1] != [None]:
-            fields["indices"] = to_root(iterator._dataset, indices)
-
-        if count <= MOST_CONTENTS:
+    def batch(self, one: Pass, dataset: object, batch: object, waited: float) -> None:
+        one.count += 1
+        indices = one.drawn.popleft() if one.drawn else None
+        fields = {"n": one.n, "wait": round(waited, 4), "idle": one.idle}
+        if indices is not None:
+            fields["indices"] = to_root(dataset, indices)
+        if one.count <= MOST_CONTENTS and one.in_order:  # else these may be of other indices
             fields["targets"], fields["items"] = contents(batch)
 
         notes.event("batch", **fields)
-        if count == 3:  # a forward pass, which may broadcast them, lies behind it
-            training.buffers(iterator._doctor_pass)
+        window.batch(one, training.model())
+        if one.count == 3:  # a forward pass, which may broadcast them, lies behind it
+            training.buffers(one.n)
 
-    def end_of_pass(self, iterator: object) -> None:
-        if iterator._num_yielded == 2:
-            training.buffers(iterator._doctor_pass)
-        notes.event("end", n=iterator._doctor_pass)
+    def end_of_pass(self, one: Pass) -> None:
+        one.ended = True
+        if one.count == 2:
+            training.buffers(one.n)
+        notes.event("end", n=one.n)
+
+    def new_process(self, _: object, process: object, *args: object, **kwargs: object) -> None:
+        """A loader's worker learns whose it is, however it is started."""
+        if self.making is not None:
+            process._doctor = (os.getpid(), self.making.n)
 
     def before_fetch(self, fetcher: object, _: object) -> None:
         """Does making an item draw random numbers? Asked of two batches of each pass."""
-        self.fetched[self.making] += 1
-        self.states = generators(fetcher.dataset) if self.fetched[self.making] <= 2 else None
+        if not hasattr(fetcher, "_doctor"):
+            pid, before = self.fetchers
+            before = before if pid == os.getpid() else 0  # else those of before a fork
+            self.fetchers = (os.getpid(), before + 1)
+            fetcher._doctor = [before, 0]  # passes of this worker before this one, batches
+        fetcher._doctor[1] += 1
+        self.states = generators(fetcher.dataset) if fetcher._doctor[1] <= 2 else None
 
     def after_fetch(self, _: object, fetcher: object, __: object) -> None:
-        if self.states is not None:
-            worker = torch.utils.data.get_worker_info()
-            after = generators(fetcher.dataset)
-            changed = [name for name, state in self.states.items() if state != after[name]]
-            states = {name: self.states[name] for name in changed}
-            notes.event("drew", n=self.making, worker=worker and worker.id, states=states)
-
-
-def length_of(dataset: object) -> int | None:
-    with suppress(Exception):
-        return len(dataset)
-    return None
-
-
-def fingerprint(dataset: object) -> str:
-    """Of a dataset's own attributes: a hint whether indices mean the same on two ranks."""
-    text = [type(dataset).__name__, str(length_of(dataset))]
-    for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
-        if isinstance(value, str | int | float | bool):
-            text.append(f"{name}={value!r}")
-        elif type(value).__module__ in ("torch", "numpy") or isinstance(value, SEQUENCES):
-            with suppress(Exception):
-                some = value[:: max(1, len(value) // 16)]
-                text.append(f"{name}={len(value)} {some!r:.5000}")
-    plain = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(text))
-    return hashlib.md5(plain.encode()).hexdigest()
-
-
-def numbered(dataset: object) -> Iterator[tuple[str, tuple]]:
-    """Lists of names in a dataset, such as files or classes, and dicts from names to numbers.
-
-    For each attribute: how many, a digest of the names, one of the names with their numbers.
-    """
-    for attribute, value in list(getattr(dataset, "__dict__", {}).items()):
-        if isinstance(value, dict):
-            pairs = value.items()
-        elif isinstance(value, list | tuple):
-            pairs = zip(map(name_of, value), range(len(value)), strict=False)
+        worker = torch.utils.data.get_worker_info()
+        if self.states is None or (worker is None and self.giving is None):
+            return
+        if worker is None:
+            of, n, again = os.getpid(), self.giving.n, 0
         else:
-            continue
-
-        names = both = 0
-        for name, number in pairs:
-            if not isinstance(name, str | os.PathLike):
-                names = 0
-                break
-            digest = zlib.crc32(os.fsencode(name))
-            names += digest + 1
-            both += zlib.crc32(repr(number).encode(), digest)
-        if names:
-            yield attribute, (len(value), names, both)
+            of, n = multiprocessing.current_process()._doctor
+            again = fetcher._doctor[0]
+        after = generators(fetcher.dataset)
+        changed = [name for name, state in self.states.items() if state != after[name]]
+        states = {name: self.states[name] for name in changed}
+        number = worker and worker.id
+        notes.event("drew", of=of, n=n, again=again, worker=number, states=states)
 
 
-def name_of(item: object) -> object:
-    """The first name in what stands for an item: (file, class), {"file": …}, or itself."""
-    parts = item.values() if isinstance(item, dict) else item
-    if isinstance(item, dict | list | tuple):
-        return next((part for part in parts if isinstance(part, str | os.PathLike)), None)
-    return item
+class Kept:
+    """An iterator over a sampler; a pass keeps what it gives."""
+
+    def __init__(self, iterator: object, drawn: deque) -> None:
+        self.iterator = iterator
+        self.drawn = drawn
+
+    def __iter__(self) -> "Kept":
+        return self
+
+    def __next__(self) -> object:
+        given = next(self.iterator)
+        notes.call("indices", lambda: self.drawn.append(listed(given)))
+        return given
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.iterator, name)
 
 
-def to_root(dataset: object, indices: list) -> list:
-    """Indices into the data set that Subsets (torch.utils.data) choose from."""
-    while isinstance(dataset, Subset):
-        indices = [dataset.indices[index] for index in indices]
-        dataset = dataset.dataset
-    return [int(i) if hasattr(i, "__index__") else repr(i) for i in indices]
+def listed(given: object) -> list:
+    """What a sampler gives for a batch."""
+    given = given.tolist() if hasattr(given, "tolist") else given
+    return list(given) if isinstance(given, list | tuple) else [given]
 
 
-def contents(batch: object) -> tuple[list, list]:
-    """A number for each item's target, and one for the rest of it; no copy of images."""
-    targets = []
-    items = []
-    for tensor in reversed(tensors_in(batch)):
-        if tensor.device.type != "cpu" or tensor.dim() == 0 or tensor.is_sparse:
-            continue
-        if tensor.dim() == 1 and not tensor.is_floating_point():
-            targets = tensor.tolist()
-        elif not items:
-            steps = [max(1, size // 4) for size in tensor.shape[1:]]
-            few = tensor[(slice(None), *(slice(None, None, step) for step in steps))]
-            few = few.double().reshape(len(few), -1)
-            sums = few @ torch.arange(1, few.shape[1] + 1, dtype=torch.float64)
-            items = [round(value, 6) for value in sums.tolist()]
-    return targets, items
-
-
-data = Data()
-
-
-def attach() -> None:
-    own_next = _BaseDataLoaderIter.__next__
+def follow(kind: type) -> None:
+    """Iterators of this class tell what they give."""
+    own_next = kind.__next__
+    if hasattr(own_next, "_doctor"):
+        return
 
     @functools.wraps(own_next)
     def following(iterator: object) -> object:
-        if not hasattr(iterator, "_doctor_pass"):
-            return own_next(iterator)  # a loader of somebody's own
+        one = getattr(iterator, "_doctor", None)
+        if one is None or one.inside:
+            return own_next(iterator)
+        one.inside = True
+        notes.call("batch", data.before_batch, one)
         start = time.perf_counter()
         try:
             batch = own_next(iterator)
         except StopIteration:
-            notes.call(data.end_of_pass, iterator)
+            notes.call("batch", data.end_of_pass, one)
             raise
-        notes.call(data.batch, iterator, batch, time.perf_counter() - start)
+        finally:
+            one.inside = False
+        waited = time.perf_counter() - start
+        notes.call("batch", data.batch, one, iterator._doctor_source, batch, waited)
         return batch
 
-    _BaseDataLoaderIter.__next__ = following
-    hook(DataLoader, "__init__", after=lambda _, loader, *a, **k: data.new_loader(loader))
-    hook(DataLoader, "__iter__", data.before_pass, data.new_pass)
-    hook(_BaseDataLoaderIter, "_next_index", after=data.drawn)
-    for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-        hook(fetcher, "fetch", data.before_fetch, data.after_fetch)
+    following._doctor = True
+    kind.__next__ = following
+
+
+data = Data()

@@ -1,18 +1,22 @@
 """Files that are written, and names of parameters in checkpoints."""
 
+import fcntl
 import os
 import re
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 
-import torch
-
-from .notes import hook, is_library, notes, user_line
+from .notes import is_library, notes, user_line
 
 WRITERS = ("numpy", "torch", "pandas", "PIL")  # they write files for whoever calls them
 
 
-def wrote(path: str) -> None:
-    """Note a file that the user's code opens to write, itself or through a WRITER."""
+def wrote(path: str, whole: bool = True) -> None:
+    """Note a file that the user's code opens to write, itself or through a WRITER.
+
+    whole: it is emptied first. Else each rank may write a part of it.
+    """
     frame = sys._getframe(1)
     while frame and is_library(name := frame.f_code.co_filename):
         if "importlib" in name or "/torch/_" in name:
@@ -22,13 +26,15 @@ def wrote(path: str) -> None:
         frame = frame.f_back
     if not frame or path.startswith(("/dev/", "/proc/")):
         return
+    if any(opened(number) == locked for number, locked in LOCKED.items()):
+        return
 
     notes.quiet = True
     full = os.path.realpath(path)
     special = os.path.exists(full) and not os.path.isfile(full)
     notes.quiet = False
     if not special and not full.startswith(notes.folder):
-        notes.event("wrote", path=full, at=[frame.f_code.co_filename, frame.f_lineno])
+        notes.event("wrote", path=full, whole=whole, at=[frame.f_code.co_filename, frame.f_lineno])
 
 
 def saved(obj: object, file: object, *_: object, **__: object) -> None:
@@ -60,17 +66,38 @@ def prefix_of(obj: object) -> str | None:
     return None
 
 
-def attach() -> None:
+LOCKED = {}  # a file's number -> the file of which this process took a lock
+
+
+def locked(number: int, operation: int) -> None:
+    """fcntl's locks: ranks write what they guard one after the other."""
+    if operation & fcntl.LOCK_UN:
+        LOCKED.pop(number, None)
+    else:
+        LOCKED[number] = opened(number)
+        notes.event("locked", path=LOCKED[number])
+
+
+def opened(number: int) -> str | None:
+    """The file of this number, if it is still open: closing it gives its locks back."""
+    with suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{number}")
+    return None
+
+
+def watch(probe: str, add_audit_hook: Callable) -> None:
     def audit(name: str, args: tuple) -> None:
         if notes.quiet:
             return
         if name == "open" and isinstance(args[0], str | bytes) and isinstance(args[2], int):
-            if args[2] & (os.O_WRONLY | os.O_RDWR) and not args[2] & os.O_APPEND:
-                notes.call(wrote, os.fsdecode(args[0]))
+            ignored = os.O_APPEND | os.O_EXCL  # O_EXCL: one rank alone makes it
+            if args[2] & (os.O_WRONLY | os.O_RDWR) and not args[2] & ignored:
+                whole = bool(args[2] & os.O_TRUNC)
+                notes.call(probe, wrote, os.fsdecode(args[0]), whole)
         elif name == "os.rename" and isinstance(args[1], str | bytes | os.PathLike):
-            notes.call(wrote, os.fsdecode(args[1]))
+            notes.call(probe, wrote, os.fsdecode(args[1]))
+        elif name in ("fcntl.flock", "fcntl.lockf"):
+            number = args[0] if isinstance(args[0], int) else args[0].fileno()
+            notes.call(probe, locked, number, args[1])
 
-    hook(torch.serialization, "save", saved)
-    torch.save = torch.serialization.save
-    hook(torch.nn.Module, "load_state_dict", after=loaded)
-    sys.addaudithook(audit)
+    add_audit_hook(audit)

@@ -27,6 +27,7 @@ class Notes:
         self.pid = self.file = self.stacks = None
         self.armed = 0.0  # when the timer of the stacks was set
         self.quiet = False  # while the recorder itself opens files
+        self.failed = set()  # probes that are not asked any more
         self.active = True
 
     def event(self, what: str, /, **fields: object) -> None:
@@ -55,30 +56,38 @@ class Notes:
         self.stacks = os.open(f"{base}.stacks", flags, 0o644)
         self.quiet = False
 
-        self.event("process", pid=self.pid, parent=os.getppid(), host=host, argv=sys.argv)
+        version = getattr(sys.modules.get("torch"), "__version__", "?")
+        self.event("process", pid=self.pid, host=host, torch=version)
 
-    def call(self, function: Callable | None, *args: object, **kwargs: object) -> None:
-        """Call a part of the recorder. A mistake in it is noted, and never ends the script."""
-        if function is None or not self.active:
+    def call(self, probe: str, function: Callable | None, *args: object, **kwargs: object) -> None:
+        """Call a part of the recorder. A mistake in it never ends the script: it is noted, and its
+        probe is not asked again, because half of what it sees would mislead the checks."""
+        if function is None or not self.active or probe in self.failed:
             return
         try:
             function(*args, **kwargs)
         except Exception:
-            self.event("trouble", text=traceback.format_exc().splitlines()[-1])
+            self.fail(probe, traceback.format_exc().splitlines()[-1])
+
+    def fail(self, probe: str, text: str, missing: bool = False) -> None:
+        self.failed.add(probe)
+        self.event("trouble", probe=probe, text=text, missing=missing)
 
 
 notes = Notes()
 
 
-def hook(owner: object, name: str, before: Callable = None, after: Callable = None) -> None:
+def hook(
+    probe: str, owner: object, name: str, before: Callable = None, after: Callable = None
+) -> None:
     """owner.name also calls before(*arguments) and after(result, *arguments)."""
     own = getattr(owner, name)
 
     @functools.wraps(own)
     def wrapper(*args: object, **kwargs: object) -> object:
-        notes.call(before, *args, **kwargs)
+        notes.call(probe, before, *args, **kwargs)
         result = own(*args, **kwargs)
-        notes.call(after, result, *args, **kwargs)
+        notes.call(probe, after, result, *args, **kwargs)
         return result
 
     setattr(owner, name, wrapper)

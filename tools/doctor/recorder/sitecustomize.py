@@ -6,6 +6,7 @@ It imports nothing of ours until the script has imported a module that we record
 import os
 import sys
 from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 
 HOOKED = ("torch", "horovod.torch")
 
@@ -37,4 +38,4 @@ sys.meta_path.insert(0, Finder())
 elsewhere = [path for path in sys.path if path != os.path.dirname(__file__)]
 spec = PathFinder.find_spec("sitecustomize", elsewhere)  # the machine's own
 if spec and spec.loader:
-    spec.loader.exec_module(sys.modules[__name__])
+    spec.loader.exec_module(module_from_spec(spec))

@@ -2,21 +2,20 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.nn import utils
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import lr_scheduler, optimizer
 
 from . import collectives
 from .collectives import trace
 from .figures import capturing, figures, figures_of
-from .notes import hook, notes, user_line
+from .notes import notes, user_line
 from .randomness import generators
+from .window import window
 
 ALL_UNTIL = 20  # steps that are compared, each;
 EVERY = 10  # after them, each tenth
@@ -32,10 +31,10 @@ class Training:
         self.model = lambda: None  # that is trained, if it still exists
         self.wrapped = {}  # a parameter's id -> the node of the graph that DDP waits for
         self.scaled = False  # a GradScaler has multiplied the loss, and not divided the gradients
-        self.backwards = 0
+        self.stepped = None  # an event of the GPU: it has come to the end of the latest step
 
     def before_step(self, optimizer: object, *_: object) -> None:
-        trace.end()
+        notes.call("lost", trace.end)
         if self.steps == 0 and self.done:
             self.first_step(optimizer)
 
@@ -68,6 +67,7 @@ class Training:
             settings=str([{k: v for k, v in g.items() if k != "params"} for g in groups]),
             schedules=[[self.schedulers[s], s.last_epoch] for s in mine],
             random=generators() if self.steps <= 2 else {},
+            **window.step(),
         )
 
         if self.gradients is not None:
@@ -76,6 +76,14 @@ class Training:
         figures.drain(wait=False)
         if self.steps in (2, EVERY):
             write_devices(parameters)
+        device = parameters[0].device if parameters else torch.device("cpu")
+        self.stepped = device.type == "cpu"
+        if device.type == "cuda" and not capturing():
+            self.stepped = torch.cuda.current_stream(device).record_event()
+
+    def device_is_idle(self) -> bool:
+        """Whether there is nothing to compute: what a loader makes one wait for is lost then."""
+        return self.stepped.query() if hasattr(self.stepped, "query") else bool(self.stepped)
 
     def due(self) -> bool:
         return self.steps < ALL_UNTIL or (self.steps + 1) % EVERY == 0
@@ -90,24 +98,28 @@ class Training:
 
         self.model = weakref.ref(model)
         zero = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
-        parts = any(hasattr(p, "to_local") for p in parameters)  # DTensors
-        wrappers = ["sharded"] * (zero or parts)
+        parts = [p for p in parameters if hasattr(p, "to_local")]  # DTensors
+        wrappers = ["sharded"] * bool(zero or parts)
         unused = False
         group = None
 
         for module in model.modules():
             name = type(module).__name__
             if "FSDP" in name or "FullySharded" in name:
-                wrappers.append("sharded")
+                wrappers += ["sharded", "FSDP"]
             if name in ("DistributedDataParallel", "DataParallel"):
                 wrappers.append(name)
             if isinstance(module, DistributedDataParallel):
                 unused = module.find_unused_parameters
                 group = dist.get_process_group_ranks(module.process_group)
-
-        sizes = [p.numel() for p in parameters]
         notes.event(
-            "model", at=user_line(), wrappers=wrappers, unused=unused, group=group, sizes=sizes
+            "model",
+            at=user_line(),
+            wrappers=wrappers,
+            unused=unused,
+            group=group,
+            sizes=[p.numel() for p in parameters],
+            together=[] if "DistributedDataParallel" in wrappers else sharing(parts, wrappers),
         )
 
     def wrap(self, _: object, ddp: object, *args: object, **kwargs: object) -> None:
@@ -162,10 +174,6 @@ class Training:
     def clip(self, *args: object, **kwargs: object) -> None:
         notes.event("clip", at=user_line(), scaled=self.scaled)
 
-    def backward(self, tensors: object, *args: object, **kwargs: object) -> None:
-        self.backwards += 1
-        trace.backward(tensors)
-
 
 def write_devices(parameters: list) -> None:
     device = parameters[0].device
@@ -182,6 +190,21 @@ def write_devices(parameters: list) -> None:
 
 def parameters_of(optimizer: object) -> list:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def sharing(parts: list, wrappers: list) -> list[int]:
+    """Ranks that hold parts of these DTensors and share their samples, this one among them.
+
+    FSDP's parts are for samples of one's own; beyond them, nobody can tell the dimensions of a
+    mesh apart.
+    """
+    own = "FSDP" in wrappers
+    for p in parts:
+        if sum(not place.is_replicate() for place in p.placements) > own:
+            mesh = p.device_mesh.mesh
+            alone = mesh.dim() == 1 and not own
+            return mesh.flatten().tolist() if alone else list(range(dist.get_world_size()))
+    return []
 
 
 def node(parameter: object) -> object:
@@ -203,27 +226,31 @@ def find_model(parameters: set[int]) -> object:
 training = Training()
 
 
-def attach() -> None:
-    optimizer.register_optimizer_step_pre_hook(partial(notes.call, training.before_step))
-    optimizer.register_optimizer_step_post_hook(partial(notes.call, training.after_step))
-    hook(lr_scheduler.LRScheduler, "__init__", after=training.new_scheduler)
+def before_every_step(probe: str, register: Callable) -> None:
+    register(partial(notes.call, probe, training.before_step))
 
-    hook(torch.amp.GradScaler, "scale", training.scale)
-    hook(torch.amp.GradScaler, "unscale_", training.unscale)
-    hook(utils.clip_grad, "clip_grad_norm_", training.clip)
-    utils.clip_grad_norm_ = utils.clip_grad.clip_grad_norm_
 
-    hook(torch.autograd, "backward", training.backward)
-    hook(DistributedDataParallel, "__init__", after=training.wrap)
-    own_no_sync = DistributedDataParallel.no_sync
+def after_every_step(probe: str, register: Callable) -> None:
+    register(partial(notes.call, probe, training.after_step))
+
+
+def watch_no_sync(probe: str, own: Callable) -> None:
+    before = 0
+
+    def entered(ddp: object) -> None:
+        nonlocal before
+        before = window.backwards
+
+    def left(ddp: object) -> None:
+        # A forward pass inside would have set this to False.
+        if window.backwards > before and ddp.require_forward_param_sync:
+            notes.event("no_sync", at=user_line())
 
     @contextmanager
     def no_sync(ddp: object) -> Iterator[None]:
-        before = training.backwards
-        with own_no_sync(ddp):
+        notes.call(probe, entered, ddp)
+        with own(ddp):
             yield
-        # A forward pass inside would have set this to False.
-        if training.backwards > before and ddp.require_forward_param_sync:
-            notes.event("no_sync", at=user_line())
+        notes.call(probe, left, ddp)
 
     DistributedDataParallel.no_sync = no_sync

@@ -1,0 +1,119 @@
+"""A checker may be silent, and must not be wrong, on a torch that lacks what it attaches to.
+
+That no finding appears without a probe's events, examined.py asks of every run of these tests.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+import faults
+import pytest
+import torch
+from crew import Crew
+from doctor.checks.speed import check_speed
+from doctor.findings import CHECKS, needs_of
+from doctor.ranks import Pass, Rank
+from doctor.recorder.notes import notes
+from doctor.recorder.probes import PROBES, attach
+from doctor.recorder.training import Training
+from doctor.report import Report
+from examined import examined_text
+from harness import TOOLS, run
+from probes_lost import GOES, NAMES
+
+LIVE = sorted(NAMES - {"horovod"})
+PROOF = [name for name in LIVE if name not in ("indices", "collectives", "step")]
+
+
+def test_every_check_names_its_probes() -> None:
+    """Those that there are, and each probe is needed."""
+    needed = set().union(*(needs_of(check, name) for check in CHECKS for name in check.names))
+    assert needed - {"all"} == NAMES - {"loader"}  # where it was made; the pass tells the rest
+    assert GOES.keys() == NAMES
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [pytest.param(name, marks=pytest.mark.proof if name in PROOF else ()) for name in LIVE],
+)
+def test_without(probe: str, crew: Crew, tmp_path: Path) -> None:
+    """It is never asked: nothing is found in a right script, and what needs it is not checked."""
+    report = examined_text(crew, faults.RIGHT.read_text(), tmp_path, without=probe)["en"]
+    assert report.findings == []
+    lacking = {n for check in CHECKS for n in check.names if probe in needs_of(check, n)}
+    why = f"torch {torch.__version__} has no {probe}"
+    assert lacking == {name for name, said in report.not_checked.items() if said == why}
+
+
+def test_the_others_stand(crew: Crew, tmp_path: Path) -> None:
+    text = faults.broken("unequal_gradients")
+    report = examined_text(crew, text, tmp_path, without="indices")["en"]
+    assert [found.id for found in report.findings] == ["unequal_gradients"]
+
+
+def test_a_probe_that_fails(crew: Crew, tmp_path: Path) -> None:
+    """The script goes on, and its probe is not asked again."""
+    text = faults.changed(faults.RIGHT.read_text(), faults.COSINE)
+    scheduler = "torch.optim.lr_scheduler.CosineAnnealingLR"
+    text = text.replace(
+        f"scheduler = {scheduler}",
+        f"class Unhashable({scheduler}):\n    __hash__ = None\n\n\nscheduler = Unhashable",
+    )
+    report = examined_text(crew, text, tmp_path)["en"]
+    assert report.findings == []
+    assert "the recorder had a problem: TypeError" in report.not_checked["schedule"]
+
+
+def attach_to_nothing(folder: str) -> list[str]:
+    """In a crew member: a torch without any of the names; which probes tell so?"""
+    notes.begin(folder)
+    attach(tuple(probe._replace(target=f"{probe.target}_gone") for probe in PROBES))
+    notes.active = False
+    return sorted(notes.failed)
+
+
+def test_each_is_attached_by_itself(tmp_path: Path) -> None:
+    with Crew(1) as crew:
+        [failed] = crew.run(attach_to_nothing, str(tmp_path))
+    assert failed == sorted(probe.name for probe in PROBES)
+
+
+def test_status_of_a_run_that_lacks_a_probe(tmp_path: Path) -> None:
+    """3, so that nobody's CI stays green unchecked."""
+    copy = shutil.copytree(TOOLS / "doctor", tmp_path / "doctor")
+    table = copy / "recorder/probes.py"
+    gone = "torch.serialization.gone"
+    table.write_text(table.read_text().replace("torch.serialization.save", gone))
+    (tmp_path / "script.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(1, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "model(torch.ones(1)).backward()\noptimizer.step()\n"
+    )
+    result = run([sys.executable, copy, "--lang", "en", sys.executable, "script.py"], tmp_path)
+    assert result.returncode == 3, result.output
+    said = f"shared_file, wrapped_keys (torch {torch.__version__} has no {gone})"
+    assert said in result.stdout, result.output
+
+
+class Device:
+    """Stands in for an event of a GPU."""
+
+    def __init__(self, done: bool) -> None:
+        self.query = lambda: done
+
+
+@pytest.mark.parametrize("device", [None, True, Device(True), Device(False)])
+def test_waiting_counts_while_the_device_is_idle(device: object) -> None:
+    """On a GPU, a loop that runs ahead waits for batches while the device computes."""
+    training = Training()
+    training.stepped = device
+    idle = training.device_is_idle()
+    rank = Rank(rank=0, steps=[{"without": 0}])
+    one = Pass({"id": 1, "at": ["train.py", 1]}, 0, 1, steps=20)
+    one.batches = [{"t": float(n), "wait": 0.9, "idle": idle} for n in range(20)]
+    rank.passes[1] = one
+    report = Report("en")
+    check_speed([rank], report)
+    expected = device is True or (device is not None and device.query())
+    assert [found.id for found in report.findings] == ["slow_step"] * expected

@@ -1,0 +1,67 @@
+"""What the doctor would have recorded without one of its probes: it must not find more then."""
+
+from pathlib import Path
+
+from doctor.checks import judge
+from doctor.findings import CHECKS, needs_of
+from doctor.ranks import ranks_of, read_events
+from doctor.recorder.probes import OF_HOROVOD, PROBES
+from doctor.report import Report
+
+# What goes with a probe: events, or fields that then have this value.
+NOTHING_TRAINED = {"step": {"passes": []}}
+NO_STEP = ("step", "model", "figures", "unhooked", "device")
+GOES: dict[str, tuple[tuple, dict]] = {
+    "rank": (("rank",), {}),
+    "collectives": (("collective", "lost"), {"step": {"exchanged": []}}),
+    "join": (("join",), {}),
+    "lost": (("lost",), {}),
+    "loader": ((), {"loader": {"at": None}}),
+    "pass": (("pass", "batch", "end", "drew"), NOTHING_TRAINED),
+    "batch": (("batch", "end", "drew"), NOTHING_TRAINED),
+    "indices": ((), {"batch": {"indices": None}}),
+    "worker": (("drew",), {}),
+    "items": (("drew",), {}),
+    "stream": (("drew",), {}),
+    "backward": (("no_sync", "lost"), NOTHING_TRAINED),
+    "gradients": (NO_STEP, {}),
+    "step": (NO_STEP, {}),
+    "scheduler": (("scheduler",), {"step": {"schedules": []}}),
+    "scale": ((), {"clip": {"scaled": False}}),
+    "unscale": ((), {"clip": {"scaled": True}}),
+    "clip": (("clip",), {}),
+    "wrap": (("unhooked",), {}),
+    "no_sync": (("no_sync",), {}),
+    "save": (("saved", "wrote"), {}),
+    "load": (("loaded",), {}),
+    "files": (("wrote", "locked"), {}),
+    "exit": (("exit",), {}),
+    "horovod": (("rank", "collective"), {}),
+}
+NAMES = {probe.name for probe in (*PROBES, *OF_HOROVOD)} | {"batch", "indices"}
+
+
+def without(probe: str, events: list[dict]) -> list[dict]:
+    gone, changed = GOES[probe]
+    left = [event | changed.get(event["e"], {}) for event in events if event["e"] not in gone]
+    for event in left:
+        if event.get("indices", 0) is None:
+            del event["indices"]
+    return left
+
+
+def assert_nothing_new(traces: Path, full: Report) -> None:
+    """Without each probe in turn, no finding appears, and what needs it counts as not checked."""
+    files = {path: read_events(path) for path in traces.glob("*.jsonl")}
+    had = {(found.id, found.severity) for found in full.findings}
+    for probe in sorted(NAMES):
+        lost = {path: without(probe, events) for path, events in files.items()}
+        trouble = {"e": "trouble", "t": 0, "probe": probe, "text": probe, "missing": True}
+        for events in lost.values():
+            events.insert(1, trouble)
+        report = Report("en")
+        judge(ranks_of(lost), report)
+        has = {(found.id, found.severity) for found in report.findings}
+        assert has <= had, (probe, has - had)
+        needing = [n for check in CHECKS for n in check.names if probe in needs_of(check, n)]
+        assert set(needing) <= report.not_checked.keys(), probe

@@ -1,0 +1,83 @@
+"""What each optimizer does, and its scheduler."""
+
+from itertools import pairwise
+
+from ..findings import WASTED, WRONG, check, finds
+from ..ranks import Rank
+from ..report import Report
+
+
+@check()
+@finds("untrained", WRONG, "convert.md#step-4", "gradients step", alone=True)
+@finds("lost_gradient", WRONG, "convert.md#step-4", "lost collectives gradients")
+@finds("clipped", WRONG, "convert.md#step-4", "clip scale unscale collectives step", alone=True)
+@finds("no_sync", WASTED, "convert.md#step-4", "no_sync backward", alone=True)
+def check_learning(ranks: list[Rank], report: Report) -> str | None:
+    """Does each optimizer change the model, and are gradients lost or clipped wrongly?"""
+    for rank in ranks:
+        for event in rank.events["lost"]:
+            report.find("lost_gradient", event["at"])
+        for event in rank.events["no_sync"]:
+            report.find("no_sync", event["at"])
+        for event in rank.events["clip"]:
+            size = sum(rank.model.get("sizes") or [])
+            later = [e for e in rank.events["collective"] if e["t"] > event["t"]]
+            summed = sum(e["size"] for e in later if e["place"] == event["place"])
+            if event["scaled"]:
+                report.find("clipped", event["at"])
+            elif size and summed >= size / 2:
+                report.find("clipped:averaged", event["at"])
+        for number in {step["optimizer"] for step in rank.steps}:
+            steps = [step for step in rank.steps if step["optimizer"] == number]
+            check_optimizer(rank, steps, report)
+    return None if any(rank.steps for rank in ranks) else "optimizer"
+
+
+def check_optimizer(rank: Rank, steps: list[dict], report: Report) -> None:
+    learning = [step for step in steps if any(rate > 0 for rate in step["rates"])]
+    if len(learning) < 3:
+        return
+    if all(step["without"] == step["parameters"] for step in learning):
+        values = {"count": len(steps), "parameters": steps[0]["parameters"]}
+        return report.find("untrained:other", steps[-1]["at"], **values)
+
+    weights = [rank.figures["weights"].get(step["n"] - 1) for step in learning]
+    weights = [figures for figures in weights if figures]
+    gradients = rank.figures["gradients"].get(learning[0]["n"], [])
+    if len(weights) > 2 and any(norm > 0 for norm, _ in gradients):
+        if all(figures == weights[0] for figures in weights):
+            report.find("untrained", steps[-1]["at"], count=len(weights))
+    return None
+
+
+@check()
+@finds("schedule", WRONG, "concepts.md#learning-rate", "scheduler step exit", alone=True)
+def check_schedule(ranks: list[Rank], report: Report) -> str | None:
+    """Does the learning rate follow the length of the run?"""
+    rank = ranks[0]
+    if not rank.steps:
+        return "optimizer"
+    rates = [max(step["rates"], default=0) for step in rank.steps]
+    moving = max((n for n, rate in enumerate(rates, 1) if rate > 0), default=0)
+    over = moving and len(rates) - moving > max(2, 0.2 * len(rates))
+    for scheduler in rank.events["scheduler"]:
+        places = [dict(step["schedules"]).get(scheduler["id"]) for step in rank.steps]
+        places = [place for place in places if place is not None]
+        turns = [after - before for before, after in pairwise(places)]
+        if len(turns) < 3:
+            continue
+        at = scheduler["at"]
+        length = scheduler["length"] or 0
+        # Its length may count them all, as accelerate means it: then it ends with the run.
+        if min(turns) > 1 and (over or 0 < length < 0.9 * places[-1]):
+            report.find("schedule", at, times=min(turns))
+        elif scheduler["kind"] == "CosineAnnealingLR" and places[-1] > length:
+            report.find("schedule:again", at, mild=True, length=length, place=places[-1])
+        elif set(turns) == {1} and len(ranks) > 1 and rank.ended.get("error") == "None":
+            if abs(len(places) * len(ranks) - length) <= len(ranks):
+                report.find("schedule:slow", at, mild=True, length=length, steps=len(places))
+
+    if over:
+        at = rank.steps[moving]["at"]
+        report.find("schedule:over", at, step=moving, steps=len(rates))
+    return None

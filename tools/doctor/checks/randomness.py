@@ -1,0 +1,57 @@
+"""Random numbers in training."""
+
+from collections import Counter
+
+from ..findings import TRAINING, WASTED, check, finds
+from ..ranks import Pass, Rank
+from ..report import Report
+
+
+@check(between=True)
+@finds(
+    "equal_randomness", WASTED, "convert.md#random", f"{TRAINING} items stream worker collectives"
+)
+def check_randomness(ranks: list[Rank], report: Report) -> str | None:
+    """Do ranks draw the same random numbers, and does anything draw?"""
+    trained = [rank.trained() for rank in ranks]
+    if report.teams.together or report.teams.exchange:
+        return "together"
+    # A new pass draws a seed for its workers, equal or not: only steps of one pass are asked.
+    short = [passes for passes in trained if passes and passes[0].steps < 2]
+    if short or any(len(rank.steps) < 2 for rank in ranks):
+        return "batches"
+    if stream := equal_stream([rank.steps for rank in ranks]):
+        if not any(trained):
+            at = ranks[0].steps[0]["at"]
+            return report.find("equal_randomness:drawn", at, mild=True, name=stream)
+        at = trained[0][0].loader["at"]
+        return report.find("equal_randomness", at, name=stream)
+    if not all(any(one.drew for one in passes) for passes in trained):
+        return "workers"
+    return check_items(ranks, trained, report)
+
+
+def equal_stream(events: list[list[dict]]) -> str:
+    """The random numbers that two ranks have alike at the first event, and draw before the next."""
+    for name in ("torch", "numpy", "random", "cuda"):
+        states = [[event["random"].get(name) for event in two[:2]] for two in events]
+        ranks = Counter(first for first, _ in states)
+        if any(ranks[first] > 1 and first != second for first, second in states):
+            return name
+    return ""
+
+
+def check_items(ranks: list[Rank], trained: list[list[Pass]], report: Report) -> None:
+    """Were two items made with the same random numbers, where they should not have been?"""
+    seen = {}  # a state of random numbers -> who drew from it
+    for rank, passes in zip(ranks, trained, strict=True):
+        drew = [(n, event) for n, one in enumerate(passes) for event in one.drew]
+        for epoch, event in drew:
+            for name, state in event["states"].items():
+                place = (rank.rank, event["worker"], epoch)
+                before = seen.setdefault((name, state), place)
+                if before != place:
+                    kind = "workers" if before[2] == epoch else "epochs"
+                    at = passes[epoch].loader["at"]
+                    return report.find(f"equal_randomness:{kind}", at, name=name)
+    return None

@@ -1,0 +1,63 @@
+"""How many steps each rank makes."""
+
+from ..findings import HANG, TRAINING, WRONG, check, finds
+from ..ranks import Rank
+from ..report import Report
+
+
+@check(between=True)
+@finds("unequal_steps", HANG, "troubleshooting.md#hang-causes", f"{TRAINING} join exit")
+@finds("unequal_steps:skipped", WRONG, "troubleshooting.md#hang-causes")
+def check_steps(ranks: list[Rank], report: Report) -> str | None:
+    """Do all ranks make as many steps in an epoch, and as many epochs?"""
+    if any(rank.events["join"] for rank in ranks):
+        return "join"
+    trained = [rank.training() for rank in ranks]
+    if not all(trained):
+        return "loader"
+    for line in trained[0]:
+        lists = [by.get(line, []) for by in trained]
+        for epoch, passes in enumerate(zip(*lists, strict=False), 1):
+            steps = [made(ranks[n], lists[n], epoch) for n in range(len(ranks))]
+            few, many, values = extremes(ranks, [len(one.batches) for one in passes])
+            if alone_in(ranks, passes):
+                continue
+            over = passes[few].ended or len(lists[few]) > epoch
+            went_on = len(lists[many]) > epoch or ranks[many].ended.get("error") == "None"
+            if over and few != many and not (went_on and len(set(steps)) == 1):
+                at = passes[few].loader["at"]
+                return report.find("unequal_steps", at, epoch=epoch, **values)
+
+            few, many, values = extremes(ranks, steps)
+            if few != many and all(one.ended for one in passes):
+                at = ranks[few].steps[-1]["at"]
+                return report.find("unequal_steps:skipped", at, epoch=epoch, **values)
+
+        few, many, values = extremes(ranks, list(map(len, lists)))
+        if few != many and ranks[few].left() and lists[few] and lists[few][-1].ended:
+            return report.find("unequal_steps:epochs", lists[few][-1].loader["at"], **values)
+    return None
+
+
+def alone_in(ranks: list[Rank], passes: tuple) -> bool:
+    """Nobody waits for another rank in this pass: weights are averaged after it, say."""
+    for rank, one in zip(ranks, passes, strict=True):
+        inside = range(one.place + 1, one.place + one.steps)
+        called = any(event["place"] in inside for event in rank.events["collective"])
+        if called or rank.model.get("wrappers") or rank.group == "horovod" or one.steps < 2:
+            return False
+    return True
+
+
+def made(rank: Rank, passes: list, epoch: int) -> int:
+    """Steps from the beginning of a pass to that of the next one."""
+    after = passes[epoch].place if epoch < len(passes) else len(rank.steps)
+    return after - passes[epoch - 1].place
+
+
+def extremes(ranks: list[Rank], counts: list[int]) -> tuple[int, int, dict]:
+    """Places of the smallest and of the largest count, equal if all are; and words for them."""
+    few = counts.index(min(counts))
+    many = counts.index(max(counts))
+    values = {"one": ranks[few].rank, "few": counts[few]}
+    return few, many, values | {"other": ranks[many].rank, "many": counts[many]}

@@ -1,0 +1,117 @@
+"""Gradients and weights of ranks that train one model."""
+
+from ..findings import WRONG, check, finds
+from ..ranks import Rank
+from ..report import Report
+
+NEEDS = "gradients step collectives join exit horovod"
+TOLERANCE = 1e-6  # relative: smaller differences come from the order of additions
+
+
+@check(between=True, unless="unequal_steps")
+@finds("no_averaging", WRONG, "convert.md#step-4", NEEDS)
+@finds("unequal_gradients", WRONG, "convert.md#step-4", f"{NEEDS} wrap")
+@finds("drifting_weights", WRONG, "convert.md#plateau", NEEDS)
+def check_weights(ranks: list[Rank], report: Report) -> str | None:
+    """Gradients at each step, and weights after so many steps."""
+    first = ranks[0]
+    wrappers = {name for rank in ranks for name in rank.model.get("wrappers", [])}
+    sizes = [rank.model.get("sizes") for rank in ranks]
+    if not all(rank.figures["gradients"] for rank in ranks):
+        return "optimizer"
+    if any(rank.events["join"] for rank in ranks):
+        return "join"
+    if "sharded" in wrappers or not sizes[0] or any(size != sizes[0] for size in sizes):
+        return "sharded"
+    if averages_weights(ranks):
+        return "local"
+
+    at = first.steps[-1]["at"]
+    steps = len(first.steps)
+    by_hand = first.summed(0, steps) >= sum(sizes[0]) * steps / 2  # so many numbers, or nearly
+    averaged = bool(wrappers) or first.group == "horovod" or by_hand
+
+    gradients = first_difference(ranks, "gradients")
+    weights = first_difference(ranks, "weights")
+    unhooked = [event for rank in ranks for event in rank.events["unhooked"]]
+    apart = weights and weights["step"] == 0
+    if report.teams.together and gradients and weights and not apart:
+        # Parts of a model would have begun unequal: most likely each rank holds the whole.
+        report.find("no_averaging:together", at, mild=True, **gradients)
+        return None
+    if report.teams.together or (report.teams.exchange and apart):
+        return "together"
+    if gradients and not averaged:
+        report.find("no_averaging", at, **gradients)
+    elif apart:
+        report.find("no_averaging:start", at, **weights)
+    elif gradients and unhooked:
+        event = unhooked[0]
+        values = {"new": event["new"], "moved": event["moved"]}
+        report.find("unequal_gradients:unhooked", event["at"] or at, **values)
+    elif gradients:
+        report.find("unequal_gradients", at, **gradients)
+    elif rates := unequal_rates(ranks):
+        report.find("drifting_weights:rates", at, **rates)
+    elif weights:
+        report.find("drifting_weights", at, **weights)
+    return None
+
+
+def differ(one: list, other: list) -> bool:
+    """Whether figures of two ranks are unequal, by more than sums taken otherwise are."""
+    for (norm, sample), (norm2, sample2) in zip(one, other, strict=True):
+        if repr([norm, sample]) == repr([norm2, sample2]):
+            continue  # NaN and infinity are equal to themselves here
+
+        scale = max(norm, norm2) + 1e-30
+        near = abs(norm - norm2) <= TOLERANCE * scale
+        if not near or not abs(sample - sample2) <= 64 * TOLERANCE * scale:
+            return True
+    return False
+
+
+def differences(ranks: list[Rank], what: str) -> dict[int, dict | None]:
+    """For each step that has figures: two ranks whose are unequal, if any, for the words."""
+    found = {}
+    for n, mine in sorted(ranks[0].figures[what].items()):
+        found[n] = None
+        for rank in ranks[1:]:
+            if n in rank.figures[what] and differ(mine, rank.figures[what][n]):
+                found[n] = {"step": n, "one": ranks[0].rank, "other": rank.rank}
+    return found
+
+
+def first_difference(ranks: list[Rank], what: str) -> dict | None:
+    return next(filter(None, differences(ranks, what).values()), None)
+
+
+def averages_weights(ranks: list[Rank]) -> bool:
+    """Local SGD: weights drift apart, until the script itself makes them equal again."""
+    size = sum(ranks[0].model["sizes"])
+    apart = None
+    for n, unequal in differences(ranks, "weights").items():
+        if unequal:
+            apart = n if apart is None else apart
+        elif apart is not None and ranks[0].summed(apart, n + 1) >= size / 2:
+            return True
+    return False
+
+
+def sweeps(ranks: list[Rank]) -> bool:
+    """Whether each rank trains a model of its own on purpose: with other settings, and alone."""
+    models = [rank.model.get("sizes") for rank in ranks]
+    settings = [rank.steps[0]["settings"] for rank in ranks if rank.steps]
+    together = any(rank.model.get("wrappers") or rank.summed(0, 10**9) > 100 for rank in ranks)
+    alike = all(model == models[0] for model in models) and len(set(settings)) < 2
+    return not together and not alike and ranks[0].group != "horovod"
+
+
+def unequal_rates(ranks: list[Rank]) -> dict | None:
+    for steps in zip(*(rank.steps for rank in ranks), strict=False):
+        for n, step in enumerate(steps):
+            for mine, theirs in zip(steps[0]["rates"], step["rates"], strict=False):
+                if mine != theirs:
+                    values = {"step": step["n"], "one": ranks[0].rank, "other": ranks[n].rank}
+                    return {**values, "mine": mine, "theirs": theirs}
+    return None

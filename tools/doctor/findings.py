@@ -1,0 +1,65 @@
+"""What the doctor may find: a check says all about its findings in one place, above itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+WRONG, HANG, WASTED, SLOW, NOTE = "wrong result", "hang ahead", "wasted", "slow", "note"
+SEVERITIES = (WRONG, HANG, WASTED, SLOW, NOTE)
+# Probes (recorder/probes.py) that all checks need: any rank may seem to be one alone without them.
+ALWAYS = {"all", "rank", "horovod"}
+# And those without which nobody knows which batches are trained on.
+TRAINING = "pass batch backward gradients step"
+
+
+@dataclass
+class Kind:
+    """name: what follows a colon tells kinds of a finding apart; one that has no Kind of its own
+    is as the finding. page: the heading that explains it."""
+
+    name: str
+    severity: str
+    page: str
+    needs: set[str]  # probes
+    alone: bool  # one rank can show it
+
+
+@dataclass
+class Check:
+    """function(ranks, report) finds, and returns None, or why it could not check."""
+
+    function: Callable
+    names: list[str]
+    between: bool  # ranks that have samples of their own: it is asked for each such group
+    unless: str  # a finding behind which nothing can be said
+
+
+KINDS: dict[str, Kind] = {}
+CHECKS: list[Check] = []
+
+
+def finds(name: str, severity: str, page: str, needs: str = "", alone: bool = False) -> Callable:
+    def decorate(function: Callable) -> Callable:
+        kind = Kind(name, severity, page, ALWAYS | set(needs.split()), alone)
+        function.finds = [kind, *getattr(function, "finds", [])]
+        return function
+
+    return decorate
+
+
+def check(between: bool = False, unless: str = "") -> Callable:
+    def decorate(function: Callable) -> Callable:
+        KINDS.update((kind.name, kind) for kind in function.finds)
+        names = [kind.name for kind in function.finds if ":" not in kind.name]
+        CHECKS.append(Check(function, names, between, unless))
+        return function
+
+    return decorate
+
+
+def kind_of(name: str) -> Kind:
+    return KINDS.get(name) or KINDS[name.split(":")[0]]
+
+
+def needs_of(check: Check, name: str) -> set[str]:
+    """The probes of a finding, and of the one behind which nothing can be said."""
+    return KINDS[name].needs | (KINDS[check.unless].needs if check.unless else set())

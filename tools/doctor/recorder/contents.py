@@ -1,0 +1,95 @@
+"""What a data set has and a batch holds, in numbers small enough to compare between ranks."""
+
+import hashlib
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+
+import torch
+from torch.utils.data import Subset
+
+from .collectives import tensors_in
+
+SEQUENCES = (list, tuple, range)
+
+
+def length_of(dataset: object) -> int | None:
+    with suppress(Exception):
+        return len(dataset)
+    return None
+
+
+def fingerprint(dataset: object) -> str:
+    """Of a dataset's own attributes: a hint whether indices mean the same on two ranks."""
+    text = [type(dataset).__name__, str(length_of(dataset))]
+    for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
+        if isinstance(value, str | int | float | bool):
+            text.append(f"{name}={value!r}")
+        elif type(value).__module__ in ("torch", "numpy") or isinstance(value, SEQUENCES):
+            with suppress(Exception):
+                some = value[:: max(1, len(value) // 16)]
+                text.append(f"{name}={len(value)} {some!r:.5000}")
+    plain = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(text))
+    return hashlib.md5(plain.encode()).hexdigest()
+
+
+def numbered(dataset: object) -> Iterator[tuple[str, tuple]]:
+    """Lists of names in a dataset, such as files or classes, and dicts from names to numbers.
+
+    For each attribute: how many, a digest of the names and of the numbers, one of both together.
+    """
+    for attribute, value in list(getattr(dataset, "__dict__", {}).items()):
+        if isinstance(value, dict):
+            pairs = list(value.items())
+        elif isinstance(value, list | tuple):
+            pairs = [(name_of(item), number) for number, item in enumerate(value)]
+        else:
+            continue
+        # Settings have names, too: they are no numbers, or not each another one.
+        numbers = {number for _, number in pairs if type(number) is int}
+        named = all(isinstance(name, str | os.PathLike) for name, _ in pairs)
+        if not named or len(numbers) != len(value) or len(value) < 2:
+            continue
+
+        parts = together = 0
+        for name, number in pairs:
+            digest = zlib.crc32(os.fsencode(name))
+            parts += digest + 1 + zlib.crc32(b"%d" % number)
+            together += zlib.crc32(b"%d" % number, digest)
+        yield attribute, (len(value), parts, together)
+
+
+def name_of(item: object) -> object:
+    """The first name in what stands for an item: (file, class), {"file": …}, or itself."""
+    parts = item.values() if isinstance(item, dict) else item
+    if isinstance(item, dict | list | tuple):
+        return next((part for part in parts if isinstance(part, str | os.PathLike)), None)
+    return item
+
+
+def to_root(dataset: object, indices: list) -> list:
+    """Indices into the data set that Subsets (torch.utils.data) choose from."""
+    while isinstance(dataset, Subset):
+        indices = [dataset.indices[index] for index in indices]
+        dataset = dataset.dataset
+    return [int(i) if hasattr(i, "__index__") else repr(i) for i in indices]
+
+
+def contents(batch: object) -> tuple[list, list]:
+    """A number for each item's target, and one for the rest of it; no copy of images."""
+    targets = []
+    items = []
+    for tensor in reversed(tensors_in(batch)):
+        if tensor.device.type != "cpu" or tensor.dim() == 0 or tensor.is_sparse:
+            continue
+        if tensor.dim() == 1 and not tensor.is_floating_point():
+            targets = tensor.tolist()
+        elif not items:
+            steps = [max(1, size // 4) for size in tensor.shape[1:]]
+            few = tensor[(slice(None), *(slice(None, None, step) for step in steps))]
+            few = few.double().reshape(len(few), -1)
+            sums = few @ torch.arange(1, few.shape[1] + 1, dtype=torch.float64)
+            items = [round(value, 6) for value in sums.tolist()]
+    return targets, items

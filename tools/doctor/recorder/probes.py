@@ -1,0 +1,91 @@
+"""All that the recorder attaches to: what a line names is changed, and tells what happens.
+
+Each is attached by itself. If one is missing in some torch, or fails, only those checks stay undone
+that name it among their needs.
+"""
+
+import pkgutil
+from collections.abc import Callable
+from typing import NamedTuple
+
+from . import collectives, data, ending, files, training, window
+from .notes import hook, notes
+
+DDP = "torch.nn.parallel.DistributedDataParallel"
+LOADER = "torch.utils.data.DataLoader"
+OPTIMIZER = "torch.optim.optimizer"
+
+
+class Probe(NamedTuple):
+    """name: as checks call it. target: a dotted path, of which before and after become part; or
+    attach does the work: attach(name, what the path leads to)."""
+
+    name: str
+    target: str
+    before: Callable | None = None
+    after: Callable | None = None
+    attach: Callable | None = None
+    public: bool = True
+    also: str = ""  # a second path to the same function
+
+
+PROBES = (
+    Probe("rank", "torch.distributed.distributed_c10d.init_process_group",
+          after=collectives.note_rank, also="torch.distributed.init_process_group"),
+    Probe("collectives", "torch.distributed.ProcessGroup", attach=collectives.attach),
+    Probe("join", "torch.distributed.algorithms.join.Join.__enter__", collectives.note_join),
+    Probe("lost", "torch.overrides._get_current_function_mode",
+          attach=collectives.follow_losses, public=False),
+    Probe("loader", f"{LOADER}.__init__", after=data.data.new_loader),
+    # With these go "batch", __next__ of the iterator, and "indices", __iter__ of the sampler:
+    # both are attached to classes that the first pass shows.
+    Probe("pass", f"{LOADER}.__iter__", data.data.before_pass, data.data.new_pass),
+    Probe("worker", "multiprocessing.process.BaseProcess.__init__", after=data.data.new_process),
+    Probe("items", "torch.utils.data._utils.fetch._MapDatasetFetcher.fetch",
+          data.data.before_fetch, data.data.after_fetch, public=False),
+    Probe("stream", "torch.utils.data._utils.fetch._IterableDatasetFetcher.fetch",
+          data.data.before_fetch, data.data.after_fetch, public=False),
+    Probe("backward", "torch.autograd.backward", window.backward),
+    Probe("gradients", f"{OPTIMIZER}.register_optimizer_step_pre_hook",
+          attach=training.before_every_step),
+    Probe("step", f"{OPTIMIZER}.register_optimizer_step_post_hook",
+          attach=training.after_every_step),
+    Probe("scheduler", "torch.optim.lr_scheduler.LRScheduler.__init__",
+          after=training.training.new_scheduler),
+    Probe("scale", "torch.amp.GradScaler.scale", training.training.scale),
+    Probe("unscale", "torch.amp.GradScaler.unscale_", training.training.unscale),
+    Probe("clip", "torch.nn.utils.clip_grad.clip_grad_norm_", training.training.clip,
+          also="torch.nn.utils.clip_grad_norm_"),
+    Probe("wrap", f"{DDP}.__init__", after=training.training.wrap),
+    Probe("no_sync", f"{DDP}.no_sync", attach=training.watch_no_sync, public=False),
+    Probe("save", "torch.serialization.save", files.saved, also="torch.save"),
+    Probe("load", "torch.nn.Module.load_state_dict", after=files.loaded),
+    Probe("files", "sys.addaudithook", attach=files.watch),
+    Probe("exit", "atexit.register", attach=ending.watch),
+)  # fmt: skip
+OF_HOROVOD = (
+    Probe("horovod", "horovod.torch", attach=collectives.attach_to_horovod, public=False),
+)
+
+
+def attach(probes: tuple[Probe, ...] = PROBES) -> None:
+    for probe in probes:
+        try:
+            attach_one(probe)
+        except (AttributeError, ImportError):
+            notes.fail(probe.name, probe.target, missing=True)
+        except Exception as error:
+            notes.fail(probe.name, repr(error))
+
+
+def attach_one(probe: Probe) -> None:
+    found = pkgutil.resolve_name(probe.target)
+    if probe.attach:
+        return probe.attach(probe.name, found)
+    owner, _, name = probe.target.rpartition(".")
+    owner = pkgutil.resolve_name(owner)
+    hook(probe.name, owner, name, probe.before, probe.after)
+    if probe.also:
+        other, _, name = probe.also.rpartition(".")
+        setattr(pkgutil.resolve_name(other), name, getattr(owner, name))
+    return None

@@ -1,0 +1,81 @@
+"""Which passes over loaders a step learns from: noted where backward() is called."""
+
+import threading
+
+import torch
+
+from .notes import notes
+
+
+class Window:
+    """What came since the last backward pass: batches, and what ranks told each other."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # batches may be fetched by a thread
+        self.given: list = []  # passes with a batch, the one of the latest batch last
+        self.given_before: list = []  # in the window before, if it had any
+        self.chosen: list = []  # passes of the backward before
+        self.lines: set = set()  # of loaders that something was learned from
+        self.trained: dict[int, bool] = {}  # numbers of passes, until the step
+        self.told: list = []  # the pass while ranks exchanged a tensor, their group, its size
+        self.exchanged: dict[tuple, int] = {}  # of those before backward: group -> largest size
+        self.backwards = 0  # until the step
+
+    def batch(self, one: object, model: object) -> None:
+        """model: the one that is trained, if it is known by now."""
+        one.learns = torch.is_grad_enabled() and getattr(model, "training", True)
+        with self.lock:
+            self.given = [other for other in self.given if other is not one] + [one]
+
+    def exchange(self, group: tuple, size: int) -> None:
+        self.told.append((self.given[-1] if self.given else None, group, size))
+
+    def backward(self) -> None:
+        self.backwards += 1
+        with self.lock:
+            given, self.given = self.given, []
+        self.chosen = self.choose(given)
+        self.given_before = given or self.given_before
+        for one in self.chosen:
+            self.lines.add(one.line)
+            self.trained[one.n] = True
+        for during, group, size in self.told:
+            if during in self.chosen or not given:
+                self.exchanged[group] = max(size, self.exchanged.get(group, 0))
+        self.told.clear()
+
+    def choose(self, given: list) -> list:
+        """The passes whose batches this gradient is of.
+
+        Most often one has given a batch since the last time. An evaluation does so without a
+        gradient, in eval mode, or has ended; one that is cut short gives none in the next window,
+        where each of several loaders that are trained together does.
+        """
+        learning = [one for one in given if one.learns and not one.ended]
+        if learning:
+            return [one for one in learning if one in self.given_before or one is learning[-1]]
+        if any(not one.ended for one in self.chosen):
+            return self.chosen  # several backward passes over a batch, or an evaluation between
+        # A pass that was fetched as a whole, and is learned from now.
+        whole = [one for one in given if one.learns or not one.ended]
+        again = [one for one in whole if not self.lines or one.line in self.lines]
+        return again[-1:] or self.chosen or given[-1:]
+
+    def step(self) -> dict:
+        """For the event of an optimizer's step: what it has learned from."""
+        if not self.backwards:
+            self.backward()  # by torch.autograd.grad, say
+        fields = {
+            "passes": list(self.trained),
+            "exchanged": [[size, list(group)] for group, size in self.exchanged.items()],
+        }
+        self.trained, self.exchanged, self.backwards = {}, {}, 0
+        self.told.clear()  # gradients that were added up
+        return fields
+
+
+window = Window()
+
+
+def backward(*_: object, **__: object) -> None:
+    notes.call("backward", window.backward)
