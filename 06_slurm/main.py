@@ -753,8 +753,8 @@ def worker(number: int, argv: list[str] | None, procs: int) -> None:
     try:
         stopped = run(args)
     except BaseException as error:  # Ctrl-C, too
-        # Loader workers end when nothing holds their loader, as the traceback does.
-        # Python would end them by SIGTERM, which they ignore, and wait for ever.
+        # The traceback keeps the loader, and so its workers. Python would end them by
+        # SIGTERM, which they ignore, and wait for ever.
         traceback.clear_frames(error.__traceback__)
         raise
     if stopped:

@@ -48,7 +48,7 @@ def ten_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     19 to evaluate."""
     folder = tmp_path_factory.mktemp("data") / "toy"
     toy = [sys.executable, TOOLS / "toy_imagenet.py", folder, "--classes", "10", "--size", "64"]
-    made = run([*toy, "--per-class", str(BATCH // 4), "--val-per-class", "2"], folder.parent, 120)
+    made = run([*toy, "--per-class", str(BATCH // 4), "--val-per-class", "2"], folder.parent)
     assert made.returncode == 0, made.output
     next((folder / "val").glob("*/*.jpg")).unlink()
     return folder

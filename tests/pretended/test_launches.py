@@ -175,7 +175,7 @@ def test_gpu_check(gpus: int, tmp_path: Path) -> None:
     statuses = {row["name"]: row["status"] for row in checks}
     absent = {name for name, status in statuses.items() if status == "not here"}
     assert done.returncode == 0, done.output
-    assert absent == NOT_HERE | OF_ONE_GPU if gpus > 1 else NOT_HERE | OF_MANY_GPUS
+    assert absent == NOT_HERE | (OF_ONE_GPU if gpus > 1 else OF_MANY_GPUS)
 
 
 @pytest.mark.proof

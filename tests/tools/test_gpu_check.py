@@ -64,7 +64,7 @@ def test_what_becomes_of_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert said == ["ok", "FAILED", "FAILED", "FAILED", "ok", "FAILED", "not here"]
     assert found["leaves a child"]["text"] == "leaves 1 processes behind"
     assert "status 1, not 0: ValueError: this is the error" in found["fails"]["text"]
-    assert found["hangs"]["text"] == "hangs: no output for 3 s" and found["hangs"]["seconds"] < 20
+    assert found["hangs"]["text"] == "hangs: no output for 3 s"
     assert "KeyError" in found["breaks"]["text"]
 
 
@@ -91,7 +91,7 @@ def test_an_impatient_ctrl_c_leaves_whole_files_and_no_process(tmp_path: Path) -
         for _ in range(3):
             process.send_signal(signal.SIGINT)
             time.sleep(0.005)
-        result = finish(process, 30)  # which fails where a process is left
+        result = finish(process)  # which fails where a process is left
     finally:
         kill_all(process)
     assert result.returncode == 130 and "Traceback" not in result.output
@@ -102,7 +102,7 @@ def test_an_impatient_ctrl_c_leaves_whole_files_and_no_process(tmp_path: Path) -
 def test_no_gpu(tmp_path: Path) -> None:
     """It does not go on with CPUs by itself."""
     command = [sys.executable, TOOL, "--out", tmp_path / "out"]
-    result = run(command, tmp_path, 60, {"CUDA_VISIBLE_DEVICES": ""})
+    result = run(command, tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
     assert result.returncode == 1 and "Traceback" not in result.output
     assert "error: torch sees no GPU: try --machine, or --device cpu" in result.stderr
 
@@ -209,7 +209,7 @@ def test_processes_are_for_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     code, found = told(monkeypatch, [("machine", "ranks", ranks)], tmp_path, "--processes", "5")
     assert code == 0 and found["ranks"]["text"] == "5"
-    result = run([sys.executable, TOOL, "--processes", "4", "--out", tmp_path / "o"], tmp_path, 60)
+    result = run([sys.executable, TOOL, "--processes", "4", "--out", tmp_path / "o"], tmp_path)
     assert result.returncode == 2 and "--processes is for --device cpu" in result.stderr
 
 
@@ -320,7 +320,7 @@ sys.exit(pytest.main("-m smoke --collect-only -q -p no:cacheprovider".split()))
 def test_smoke_tests_need_torch_alone(more: list[str]) -> None:
     """All are collected, no other file's imports are in their way, and in CI that does not pass."""
     env = {"CI": "true", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    result = run([sys.executable, "-c", BARE, *more], ROOT, 120, env)
+    result = run([sys.executable, "-c", BARE, *more], ROOT, env=env)
     assert result.returncode == 1, result.output  # 2 would be an error of collecting
     assert all(f"evaluates[{chapter}]" in result.stdout for chapter in CHAPTERS), result.output
     for needs in ("needs requirements-dev.txt", "in CI a skip is a failure"):
@@ -345,10 +345,10 @@ def test_old_pynvml(tmp_path: Path) -> None:
     for env in ({}, STRICT):
         for program, status in (("import torch", 0), (own, 1)):
             path = {"PYTHONPATH": str(tmp_path)}
-            result = run([sys.executable, "-c", program], tmp_path, 120, env | path)
+            result = run([sys.executable, "-c", program], tmp_path, env=env | path)
             assert result.returncode == status, result.output
     collects = "-m pytest -q -m smoke --collect-only -p no:cacheprovider tests/chapters"
-    result = run([sys.executable, *collects.split()], ROOT, 120, path)
+    result = run([sys.executable, *collects.split()], ROOT, env=path)
     assert result.returncode == 0, result.output
 
 
@@ -360,7 +360,7 @@ def test_pinning_is_not_ours(tmp_path: Path) -> None:
     own = "import warnings\nwarnings.warn('own', DeprecationWarning)"
     all_seen = {"PYTHONWARNINGS": "default::DeprecationWarning"}
     for program, env, count in ((pins, STRICT, 0), (own, STRICT, 1), (pins, all_seen, 3)):
-        result = run([sys.executable, "-c", program], tmp_path, 120, env)
+        result = run([sys.executable, "-c", program], tmp_path, env=env)
         assert result.returncode == 0, result.output
         assert len(result.lines("DeprecationWarning:")) == count, result.output
 
@@ -373,7 +373,7 @@ def test_set_up_says_what_it_does(kind: str, tmp_path: Path) -> None:
     python.write_text("#!/bin/sh\n")
     python.chmod(0o755)
     words = [f"PYTHON={python}", f"VENV={tmp_path / 'venv'}", tmp_path / f"venv{kind}/ready"]
-    result = run(["make", "--no-print-directory", "-C", ROOT, *words], tmp_path, 60)
+    result = run(["make", "--no-print-directory", "-C", ROOT, *words], tmp_path)
     assert result.returncode == 0, result.output
     first, *more = result.stdout.splitlines()
     assert re.fullmatch(rf"setting up \S*venv{kind}: .* GB on disk.*", first)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import run, start
+from harness import PATIENCE, run, start
 from slurm import MINI_SLURM, MiniSlurm, control, skip_without_slurm
 
 pytestmark = pytest.mark.xdist_group("slurm")
@@ -22,7 +22,7 @@ def folder() -> Iterator[Path]:
     skip_without_slurm()
     place = Path(tempfile.mkdtemp(prefix="mini-slurm-", dir="/tmp"))
     yield place
-    subprocess.run([MINI_SLURM, "down", "--dir", place], check=True, timeout=60)
+    subprocess.run([MINI_SLURM, "down", "--dir", place], check=True, timeout=PATIENCE)
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -41,7 +41,7 @@ def processes_of(folder: Path) -> list[str]:
 
 
 def interfaces_of(folder: Path) -> list[str]:
-    links = run(["ip", "-o", "link"], folder.parent, 30).stdout.splitlines()
+    links = run(["ip", "-o", "link"], folder.parent).stdout.splitlines()
     return [line for line in links if str(folder) in line]
 
 
@@ -75,7 +75,7 @@ def test_up_and_down(folder: Path, tmp_path: Path) -> None:
     unmarked = ["env", "-u", "LAUNCHED_BY_TEST"]  # what it starts goes on when it has ended
     slurm.checked(*unmarked, "sbatch", job, cwd=tmp_path)
     srun = start([*unmarked, "srun", "sleep", "1000"], tmp_path, slurm.env)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while not (tmp_path / "hidden").exists() or slurm.checked("squeue", "-h").count(" R ") < 2:
         assert time.monotonic() < deadline, slurm.checked("squeue")
         time.sleep(0.1)
@@ -91,7 +91,7 @@ def test_up_and_down(folder: Path, tmp_path: Path) -> None:
         down = control("down", folder)
         assert (down.returncode, down.stdout, down.stderr) == (0, "", ""), down.output
     assert_nothing_is_left(folder)
-    srun.communicate(timeout=10)
+    srun.communicate(timeout=PATIENCE)
 
 
 def test_a_folder_of_others(tmp_path: Path) -> None:

@@ -129,9 +129,6 @@ class Stream:
     def query(self) -> bool:
         return True
 
-    def elapsed_time(self, other: "Stream") -> float:
-        return 1.0
-
 
 class Event(Stream):
     pass
