@@ -46,9 +46,9 @@ bench: $(VENV)/ready  ## the chapters against a plain DDP script, a bare loop an
 	$(RUN) tools/benchmark/benchmark.py --train --input --loop --collectives --rounds 2 --steps 6 \
 	    --variants reference,02,03 $(ARGS)
 
-doctor.pyz:  ## tools/doctor in one file, to be copied to a cluster: python doctor.pyz torchrun ...
-	rm -rf $@.tmp && mkdir $@.tmp && cp -r tools/doctor $@.tmp
-	rm -rf $@.tmp/doctor/__pycache__ $@.tmp/doctor/*/__pycache__
+doctor.pyz:  ## the doctor in one file, to be copied to a cluster: python doctor.pyz torchrun ...
+	rm -rf $@.tmp && mkdir $@.tmp && cp -r doctor $@.tmp
+	rm -rf $@.tmp/doctor/__pycache__ $@.tmp/doctor/*/__pycache__ $@.tmp/doctor/ruff.toml
 	$(PYTHON) -m zipapp $@.tmp --main doctor.command:main --output $(or $(PYZ),$@)
 	rm -rf $@.tmp
 

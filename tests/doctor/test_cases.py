@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from cases import CASES, DOCTOR, TORCHRUN, all_cases
 from crew import Crew
-from doctor.report import LANGUAGES, Finding, Report
 from examined import assert_all_ran, examined, shown
 from harness import ROOT, run
+
+from doctor.report import LANGUAGES, Finding, Report
 
 KNOWN = all_cases()
 MISSED = [name for name, case in KNOWN.items() if case.finding == "nothing"]

@@ -17,12 +17,6 @@ import programs
 import pytest
 import torch
 from crew import Crew
-from doctor import checks
-from doctor.checks.randomness import equal_stream
-from doctor.checks.speed import check_devices
-from doctor.findings import KINDS, SEVERITIES
-from doctor.ranks import Rank
-from doctor.report import LANGUAGES, Finding, Report, read_words
 from examined import assert_all_ran, contract, examined_text, shown
 from harness import (
     CHAPTERS,
@@ -31,13 +25,19 @@ from harness import (
     ROOT,
     SLURM,
     TINY,
-    TOOLS,
     command_for,
     finish,
     run,
     start,
 )
 from slurm import skip_without_slurm
+
+from doctor import checks
+from doctor.checks.randomness import equal_stream
+from doctor.checks.speed import check_devices
+from doctor.findings import KINDS, SEVERITIES
+from doctor.ranks import Rank
+from doctor.report import LANGUAGES, Finding, Report, read_words
 
 
 def test_nothing_in_a_right_script(crew: Crew, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_words_and_pages() -> None:
                 assert f"{{#{heading}}}" in (ROOT / "docs" / language / file).read_text(), link
 
 
-TOOL = [sys.executable, TOOLS / "doctor"]
+TOOL = [sys.executable, ROOT / "doctor"]
 TORCHRUN = [
     sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
 ]  # fmt: skip
@@ -323,7 +323,7 @@ def test_one_file(tmp_path: Path) -> None:
 
 def test_contract_of_the_two_halves() -> None:
     """What EVENTS.md says of writers and readers; examined.py compares it with every run."""
-    doctor = TOOLS / "doctor"
+    doctor = ROOT / "doctor"
     both = {"ranks": doctor / "ranks.py"}
     both |= {file.stem: file for file in (doctor / "checks").glob("*.py")}
     written = {file.stem: file.read_text() for file in (doctor / "recorder").glob("*.py")}
@@ -338,6 +338,6 @@ def test_contract_of_the_two_halves() -> None:
 
 def test_rooms() -> None:
     """Each is small and says what it is."""
-    for room in (TOOLS / "doctor").rglob("*.py"):
+    for room in (ROOT / "doctor").rglob("*.py"):
         text = room.read_text()
         assert text.count("\n") <= 350 and (text.startswith('"""') or not text), room

@@ -11,6 +11,10 @@ import faults
 import pytest
 import torch
 from crew import Crew
+from examined import examined_text
+from harness import ROOT, run
+from probes_lost import GOES, NAMES
+
 from doctor.checks.speed import check_speed
 from doctor.findings import CHECKS, needs_of
 from doctor.ranks import Pass, Rank
@@ -18,9 +22,6 @@ from doctor.recorder.notes import notes
 from doctor.recorder.probes import PROBES, attach
 from doctor.recorder.training import Training
 from doctor.report import Report
-from examined import examined_text
-from harness import TOOLS, run
-from probes_lost import GOES, NAMES
 
 LIVE = sorted(NAMES - {"horovod"})
 PROOF = [name for name in LIVE if name not in ("indices", "collectives", "step")]
@@ -81,7 +82,7 @@ def test_each_is_attached_by_itself(tmp_path: Path) -> None:
 
 def test_status_of_a_run_that_lacks_a_probe(tmp_path: Path) -> None:
     """3, so that nobody's CI stays green unchecked."""
-    copy = shutil.copytree(TOOLS / "doctor", tmp_path / "doctor")
+    copy = shutil.copytree(ROOT / "doctor", tmp_path / "doctor")
     table = copy / "recorder/probes.py"
     gone = "torch.serialization.gone"
     table.write_text(table.read_text().replace("torch.serialization.save", gone))

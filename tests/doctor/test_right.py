@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from crew import Crew
-from doctor.report import Report
 from examined import assert_all_ran, examined_text
 from harness import ROOT
 from tiers import table
+
+from doctor.report import Report
 
 sys.path.append(str(ROOT / "docs/examples/doctor"))
 import faults

@@ -232,7 +232,7 @@ def test_doctor(case: str, tmp_path: Path) -> None:
     assert old in SCRIPT
     (tmp_path / "script.py").write_text(SCRIPT.replace(old, new))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    doctor = [sys.executable, TOOLS / "doctor", "--json", "verdict.json", *torchrun]
+    doctor = [sys.executable, ROOT / "doctor", "--json", "verdict.json", *torchrun]
     done = run([*doctor, "--nproc-per-node", 2, "script.py"], tmp_path, env=environment(2))
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert {finding["id"] for finding in verdict["findings"]} == expected, done.output

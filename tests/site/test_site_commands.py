@@ -131,7 +131,7 @@ def test_marked_commands_run(command: Command, tmp_path: Path) -> None:
     cluster = shared_cluster() if words[0] == "srun" else None
     if words[0] == "srun" and cluster is None:
         pytest.skip("needs Slurm as root: sudo tools/mini_slurm.sh install")
-    for name in [*CHAPTERS, "docs", "tools"]:
+    for name in [*CHAPTERS, "docs", "doctor", "tools"]:
         (tmp_path / name).symlink_to(ROOT / name)
     env = ON_CPU | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     full = ["bash", "-euc", shlex.join([*words, *(SMALL if chapter else [])])]

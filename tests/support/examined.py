@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 from crew import Crew
+from harness import ROOT
+from probes_lost import assert_nothing_new
+
 from doctor.checks import judge
 from doctor.ranks import read_ranks
 from doctor.recorder import attach
 from doctor.recorder.notes import FOLDER, error_line, notes
 from doctor.report import LANGUAGES, Report
-from harness import TOOLS
-from probes_lost import assert_nothing_new
 
-EVENTS = TOOLS / "doctor/EVENTS.md"
+EVENTS = ROOT / "doctor/EVENTS.md"
 
 
 def record(script: str, folder: str, without: str, *argv: str) -> None:

@@ -111,7 +111,7 @@ def command_of(variant: str, args: argparse.Namespace, work: Path, copy: int) ->
         start = [HOROVODRUN, "-np", ranks, "--gloo", "-H", f"localhost:{ranks}", sys.executable]
         return [*start, script, *words]
     # 06 too: in torchrun's environment it takes its ranks from there, and needs no Slurm.
-    doctor = [sys.executable, "tools/doctor"] if "doctor" in flags else []
+    doctor = [sys.executable, "doctor"] if "doctor" in flags else []
     return [*doctor, *TORCHRUN, ranks, script, *words]
 
 

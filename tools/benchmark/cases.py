@@ -25,7 +25,7 @@ from processes import ROOT, end_on_signals, run_timed
 
 CASES = ROOT / "docs/examples/cases"
 RESULTS = ROOT / "docs/assets/results/cases"
-DOCTOR = [sys.executable, ROOT / "tools/doctor"]
+DOCTOR = [sys.executable, ROOT / "doctor"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TORCHRUN += ["--standalone", "--nproc-per-node", "2"]
 BRANCHES = re.compile(r"^( *)if MENDED:\n((?:\1 .*\n|\n)+)(?:\1else:\n((?:\1 .*\n|\n)+))?", re.M)

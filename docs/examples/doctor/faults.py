@@ -1,7 +1,7 @@
 """What breaks right.py, and what the doctor must then find.
 
 python docs/examples/doctor/faults.py same_order > broken.py
-python tools/doctor torchrun --nproc-per-node 2 broken.py
+python doctor torchrun --nproc-per-node 2 broken.py
 """
 
 import sys

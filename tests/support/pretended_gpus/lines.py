@@ -22,7 +22,7 @@ FOLDER = "PRETENDED_LINES"  # the variable that names where watched processes wr
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = (
     "0[1-7]_*/main.py", "0[1-7]_*/minimal.py", "docs/examples/convert/*.py",
-    "docs/examples/handbook/*.py", "tools/gpu_*.py", "tools/benchmark/*.py", "tools/doctor/**/*.py",
+    "docs/examples/handbook/*.py", "tools/gpu_*.py", "tools/benchmark/*.py", "doctor/**/*.py",
 )  # fmt: skip
 # Files, expressions in them as ast.unparse writes them, and their values where there is no GPU.
 WITHOUT_GPUS = (
