@@ -58,8 +58,7 @@ class Window:
             return self.chosen  # several backward passes over a batch, or an evaluation between
         # A pass that was fetched as a whole, and is learned from now.
         whole = [one for one in given if one.learns or not one.ended]
-        again = [one for one in whole if not self.lines or one.line in self.lines]
-        return again[-1:] or self.chosen or given[-1:]
+        return [one for one in whole if not self.lines or one.line in self.lines][-1:]
 
     def step(self) -> dict:
         """For the event of an optimizer's step: what it has learned from."""
