@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A download of gigabytes may break off. pip then gives up, but keeps what it has whole.
 twice = $(1) || { echo "trying once more, in case a download broke off"; $(1); }
 
-.PHONY: doctor.pyz help demo gpu test smoke proof faults bench lint figures site site-zensical serve clean
+.PHONY: doctor.pyz help demo gpu test smoke proof faults bench lint figures site serve clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -36,7 +36,7 @@ smoke-oldest:  ## the same on the oldest torch we support; or make smoke-nightly
 smoke-%: $(VENV)-%/ready-for-smoke
 	$(VENV)-$*/bin/python -m pytest -m smoke tests/chapters $(ARGS)
 
-proof: $(VENV)/ready $(VENV)/ready-for-tests $(VENV)-zensical/ready $(MERMAID) smoke-oldest  ## hours: all combinations, then every protection broken
+proof: $(VENV)/ready $(VENV)/ready-for-tests $(MERMAID) smoke-oldest  ## hours: all combinations, then every protection broken
 	$(RUN) -m pytest $(XDIST) $(ARGS)
 
 faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, written to tests/FAULTS.md
@@ -64,14 +64,11 @@ figures: $(VENV)/ready  ## the still pictures of the figures that move, after a 
 site: $(VENV)/ready $(MERMAID)  ## the documentation, into site/; a broken link or page ends it
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict  # with -q, --strict counts no warnings
 
-site-zensical: $(VENV)-zensical/ready $(MERMAID)  ## the same, built by Zensical, Material's successor
-	PYTHONPATH=. $(VENV)-zensical/bin/zensical-i18n build --strict
-
 serve: $(VENV)/ready $(MERMAID)  ## the same at http://127.0.0.1:8000, built anew on every change
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
 
 clean:  ## remove the environments, the demo's data, all runs and the built site
-	rm -rf $(VENV) $(VENV)-* data runs site .zensical-i18n
+	rm -rf $(VENV) $(VENV)-* data runs site
 
 $(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"the pinned torch needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: type make PYTHON=python3.12 $(MAKECMDGOALS)")'
@@ -98,13 +95,6 @@ $(BIOME): tools/site/fetch_npm.sh $(VENV)/ready
 		aarch64) set -- arm64 3e5b3bf3ff21c4beecfef424fd429d6937c5e04fe5d332ad69d45806349ce20c;; \
 		*) set -- x64 fc1cb7c6664d6fa315144f58bd03096ee5d035e641538840a80262d59203d5dd;; \
 	esac; bash tools/site/fetch_npm.sh @biomejs/cli-linux-$$1 2.6.8 biome $$2 $@
-	@touch $@
-
-$(VENV)-zensical/ready: constraints.txt
-	@echo "setting up $(VENV)-zensical: 20 MB to download, 0.2 GB on disk"
-	@$(PYTHON) -m venv $(VENV)-zensical
-	@$(VENV)-zensical/bin/python -m pip install --quiet -c constraints.txt zensical zensical-i18n \
-		pymdown-extensions
 	@touch $@
 
 # A version that begins with dev has pip take last night's, if PIP_EXTRA_INDEX_URL names a place that

@@ -4,11 +4,10 @@ browser for all of it, so all of it on one worker."""
 import contextlib
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
-from harness import CHAPTERS, ROOT, run
+from harness import CHAPTERS, ROOT
 
 pytest.importorskip("playwright", reason="needs requirements-dev.txt")
 pytest.importorskip("mkdocs", reason="needs requirements-dev.txt")
@@ -45,27 +44,6 @@ def test_code_is_not_in_the_search_index(site: Path) -> None:
     index = json.loads((site / "search/search_index.json").read_text())
     assert len(index["docs"]) > len(NAMES)
     assert not [d["location"] for d in index["docs"] if "mean_and_std" in d["text"]]
-
-
-@pytest.mark.proof
-def test_zensical_builds_the_same_pages(site: Path, tmp_path: Path) -> None:
-    """By Material's successor, from the same configuration: the site has a future."""
-    tool = ROOT / ".venv-zensical/bin/zensical-i18n"
-    if not tool.is_file():
-        pytest.skip("needs Zensical: make site-zensical")
-    shutil.copy(ROOT / "mkdocs.yml", tmp_path)  # it writes beside them
-    shutil.copytree(DOCS, tmp_path / "docs")
-    result = run([tool, "build", "--strict"], tmp_path, env={"PYTHONPATH": str(ROOT)})
-    assert result.returncode == 0, result.output
-    shown = 0
-    for path in site.rglob("index.html"):
-        made, wanted = (
-            re.findall(r'data-l="\d+">(.*)', (root / path.relative_to(site)).read_text())
-            for root in (tmp_path / "site", site)
-        )
-        assert made == wanted, path
-        shown += len(made)
-    assert shown > 1000  # lines of code, in both languages
 
 
 def test_strict_build_finds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
