@@ -46,6 +46,20 @@ def test_code_is_not_in_the_search_index(site: Path) -> None:
     assert not [d["location"] for d in index["docs"] if "mean_and_std" in d["text"]]
 
 
+def test_plain_pages_are_whole(site: Path) -> None:
+    """llms.txt lists every page as plain Markdown, with the code that its @ lines stand for."""
+    places = re.findall(r"^- \[.+?\]\((.+?)\)", (site / "llms.txt").read_text(), re.M)
+    pages = {str(path.relative_to(DOCS)).removeprefix("zh/") for path in DOCS.glob("??/**/*.md")}
+    assert set(places) == pages
+    for place in places:
+        text = (site / place).read_text()
+        assert not re.search(r"^ *(@(code|file|diff|table) |///|\[TOC\])", text, re.M), place
+        assert text.count("```") % 2 == 0, place
+    line = "train_loader.sampler.set_epoch(epoch)"
+    assert line in (site / "en/chapters/02_distributed.md").read_text()
+    assert "+        sampler.set_epoch(epoch)" in (site / "convert.md").read_text()
+
+
 def test_strict_build_finds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the settings of the real mkdocs.yml: broken links and anchors, and a page that no menu
     has."""
