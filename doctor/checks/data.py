@@ -16,7 +16,7 @@ RENUMBERED = 10  # samples with other targets: so many, and it is no chance
 
 @check(between=True)
 @finds("same_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives")
-@finds("same_samples:drawn", WRONG, "convert.md#weighted")
+@finds("same_samples:drawn", WRONG, "recipes.md#weighted")
 @finds("overlapping_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives")
 @finds("same_order", WRONG, "convert.md#step-5", NEEDS, alone=True)
 @finds("unequal_targets", WRONG, "convert.md#step-3", NEEDS)

@@ -103,7 +103,7 @@ def added_up(phase: list[list[Pass]]) -> set[float]:
 
 
 @check(between=True, unless="unequal_steps")
-@finds("unequal_buffers", WRONG, "convert.md#batchnorm", f"{TRAINING} collectives")
+@finds("unequal_buffers", WRONG, "recipes.md#batchnorm", f"{TRAINING} collectives")
 def check_buffers(ranks: list[Rank], report: Report) -> str | None:
     """Are BatchNorm's statistics equal where ranks evaluate?"""
     if report.teams.together:

@@ -11,7 +11,7 @@ TOLERANCE = 1e-6  # relative: smaller differences come from the order of additio
 @check(between=True, unless="unequal_steps")
 @finds("no_averaging", WRONG, "convert.md#step-4", NEEDS)
 @finds("unequal_gradients", WRONG, "convert.md#step-4", f"{NEEDS} wrap")
-@finds("drifting_weights", WRONG, "convert.md#plateau", NEEDS)
+@finds("drifting_weights", WRONG, "recipes.md#plateau", NEEDS)
 def check_weights(ranks: list[Rank], report: Report) -> str | None:
     """Gradients at each step, and weights after so many steps."""
     first = ranks[0]

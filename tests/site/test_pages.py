@@ -177,9 +177,9 @@ def twins(folder: Path, zh: str, en: str) -> list[str]:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("{#recipes}", "{#other}", "headings differ: zh ## {#recipes}, en ## {#other}"),
-        (" {#recipes}", "", "no id"),
-        ("{#recipes}", "{#recipes}\n\n训练\n循环", "would show as a gap"),
+        ("{#data}", "{#other}", "headings differ: zh ## {#data}, en ## {#other}"),
+        (" {#data}", "", "no id"),
+        ("{#data}", "{#data}\n\n训练\n循环", "would show as a gap"),
         ("recipes.py wrap", "recipes.py one_cycle", "lines differ"),
         ("--nnodes 2", "--nnodes 3", "fences at line"),
         ("(launching.md)", "(concepts.md)", "links are not the same"),
@@ -188,7 +188,7 @@ def twins(folder: Path, zh: str, en: str) -> list[str]:
 )
 def test_twins_that_do_not_match(tmp_path: Path, old: str, new: str, says: str) -> None:
     """A real page, with a mistake in English."""
-    zh, en = ((DOCS / language / "convert.md").read_text() for language in ("zh", "en"))
+    zh, en = ((DOCS / language / "recipes.md").read_text() for language in ("zh", "en"))
     assert old in en
     assert says in "\n".join(twins(tmp_path, zh, en.replace(old, new)))
 

@@ -215,9 +215,9 @@ def test_compare_any_two(page: Page, address: str) -> None:
 
 # What people type, and the page that answers it.
 QUERIES = {
-    "": {"单机多卡": "convert/", "梯度同步": "convert/", "学习率调度": "convert/", "全归约": "",
-         "早停": "convert/", "optimizer": ""},
-    "en/": {"WeightedRandomSampler": "convert/", "early stopping": "convert/", "F1": "convert/",
+    "": {"单机多卡": "convert/", "梯度同步": "convert/", "学习率调度": "recipes/", "全归约": "",
+         "早停": "recipes/", "optimizer": ""},
+    "en/": {"WeightedRandomSampler": "recipes/", "early stopping": "recipes/", "F1": "recipes/",
             "all_reduce": ""},
 }  # fmt: skip
 

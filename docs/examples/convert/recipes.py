@@ -1,11 +1,12 @@
-"""Recipes of docs/en/convert.md: what a script that is more than a plain loop needs.
+"""Recipes of docs/en/recipes.md: what a script that is more than a plain loop needs.
 
-tests/handbook/test_convert.py runs each on two processes, with and without its point.
+tests/handbook/test_recipes.py runs each on two processes, with and without its point.
 """
 
 import os
 import random
-from collections.abc import Callable, Iterator
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
 
@@ -18,14 +19,24 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
+from torch.profiler import profile, schedule
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    default_collate,
+    get_worker_info,
+)
+from torchvision.transforms import v2
 
 
 class DistributedWeightedSampler(Sampler[int]):
     """All ranks draw the same order; each takes every world_size-th image of it."""
 
-    def __init__(self, weights: Tensor, rank: int, world_size: int) -> None:
-        self.weights, self.rank, self.world_size = weights, rank, world_size
+    def __init__(self, weights: Sequence[float], rank: int, world_size: int) -> None:
+        self.weights = torch.as_tensor(weights, dtype=torch.float64)
+        self.rank, self.world_size = rank, world_size
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -53,34 +64,129 @@ class Share(IterableDataset):
         return islice(self.read(), first, None, self.world_size * workers)
 
 
-def batches_of_an_epoch(loader: DataLoader, records: int, global_batch_size: int) -> Iterator:
-    """Equally many batches on all ranks, however the records are shared out."""
-    return islice(loader, records // global_batch_size)
+def together(loader: Iterable, cpu_group: dist.ProcessGroup) -> Iterator:
+    """Batches until the first rank has no more: equally many on all ranks."""
+    batches = iter(loader)
+    while True:
+        batch = next(batches, None)
+        goes_on = torch.tensor(int(batch is not None))
+        dist.all_reduce(goes_on, dist.ReduceOp.MIN, group=cpu_group)  # no GPU is waited for
+        if not goes_on:
+            return
+        yield batch
 
 
-def seed_all(seed: int, rank: int) -> None:
-    """Call it after the model is made: other random numbers on each rank."""
-    seed = seed * 1_000_003 + rank
-    torch.manual_seed(seed)  # in loader workers that of random and numpy as well
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
+def records_of(files: list, read: Callable, place: int, readers: int) -> Iterator:
+    """The records of one of so many readers: those of whole files, as far as there are enough."""
+    groups = min(len(files), readers)
+    group, turn = place % groups, place // groups
+    turns = len(range(group, readers, groups))  # readers of the same files
+    for file in files[group::groups]:
+        try:
+            yield from islice(read(file), turn, None, turns)
+        except Exception as error:
+            raise RuntimeError(f"{file} cannot be read: {error!r}") from error
+
+
+def shuffled(records: Iterable, size: int, draw: random.Random) -> Iterator:
+    """As random an order as a buffer of so many records allows."""
+    held = []
+    for record in records:
+        if len(held) < size:
+            held.append(record)
+            continue
+        place = draw.randrange(size)
+        yield held[place]
+        held[place] = record
+    draw.shuffle(held)
+    yield from held
+
+
+class RecordFiles(IterableDataset):
+    """Files of records; before each epoch the training loop sets `epoch`."""
+
+    def __init__(self, files: list, read: Callable, rank: int, world_size: int) -> None:
+        if not files:
+            raise ValueError("no files")
+        self.files, self.read, self.rank, self.world_size = sorted(files), read, rank, world_size
+        self.epoch = torch.tensor(0).share_memory_()  # workers that live on see it, too
+
+    def __iter__(self) -> Iterator:
+        worker = get_worker_info()
+        workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
+        place, readers = self.rank * workers + number, self.world_size * workers
+        files = random.Random(self.epoch.item()).sample(self.files, len(self.files))
+        records = records_of(files, self.read, place, readers)
+        return shuffled(records, 1000, random.Random(f"{self.epoch} {place}"))
+
+
+def read_tar(path: str) -> Iterator[dict[str, bytes]]:
+    """0001.jpg and 0001.cls, next to each other, are a record {"jpg": …, "cls": …}."""
+    with tarfile.open(path) as tar:
+        name, record = None, {}
+        for member in filter(tarfile.TarInfo.isfile, tar):
+            stem, _, kind = member.name.partition(".")
+            if record and stem != name:
+                yield record
+                record = {}
+            name = stem
+            record[kind] = tar.extractfile(member).read()
+        if record:
+            yield record
+
+
+class ResumableSampler(DistributedSampler):
+    """Leaves out the first `done` images of this rank: they were trained on already."""
+
+    done = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(super().__iter__(), self.done, None)
+
+    def __len__(self) -> int:
+        return super().__len__() - self.done
+
+
+def seed_epoch(seed: int, epoch: int, rank: int) -> None:
+    """At the start of an epoch: other random numbers on each rank, the same after a resume."""
+    number = (seed * 1_000_003 + epoch) * 1_000_003 + rank
+    torch.manual_seed(number)  # in loader workers that of random and numpy as well
+    random.seed(number)
+    np.random.seed(number % 2**32)
 
 
 def train_accumulating(
     model: DistributedDataParallel, loader: DataLoader, optimizer: Optimizer, accumulate: int
 ) -> None:
     """A step for each `accumulate` batches, and a smaller one for what is left over."""
+    device = next(model.parameters()).device
     whole = len(loader) - len(loader) % accumulate
     for number, (inputs, targets) in enumerate(loader, start=1):
         last = number % accumulate == 0 or number == len(loader)
         group = accumulate if number <= whole else len(loader) - whole
         with nullcontext() if last else model.no_sync():  # the last one communicates
-            loss = cross_entropy(model(inputs), targets) / group
+            loss = cross_entropy(model(inputs.to(device)), targets.to(device)) / group
             loss.backward()
         if last:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)  # of the average
             optimizer.step()
             optimizer.zero_grad()
+
+
+def without_decay(model: nn.Module, weight_decay: float) -> list[dict]:
+    """Groups for the optimizer: biases and norms, of one dimension, do not decay."""
+    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
+    others = [weight for weight in model.parameters() if weight.dim() <= 1]
+    return [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+
+
+def mixing(classes: int) -> Callable[[list], tuple[Tensor, Tensor]]:
+    """A collate_fn: batches whose images are mixed, and their targets, then of all classes."""
+    mix = v2.RandomChoice([v2.MixUp(num_classes=classes), v2.CutMix(num_classes=classes)])
+    return lambda batch: mix(*default_collate(batch))
 
 
 def wrap(model: nn.Module, never_used: nn.Module, changing: bool) -> DistributedDataParallel:
@@ -94,23 +200,24 @@ def one_cycle(optimizer: SGD, loader: DataLoader, epochs: int) -> OneCycleLR:
     return OneCycleLR(optimizer, max_lr=0.1, total_steps=epochs * len(loader))
 
 
-def mean_over_ranks(total: Tensor, count: int) -> float:
+def mean_over_ranks(total: float, count: int, device: torch.device) -> float:
     """The mean over all images of all ranks, the same number on each of them."""
-    sums = torch.stack([total.double(), torch.tensor(count).to(total)])
+    sums = torch.tensor([total, count], dtype=torch.float64, device=device)
     dist.all_reduce(sums)
     return (sums[0] / sums[1]).item()
 
 
-class EarlyStopping:
-    """Fed with the mean over all ranks, it says the same on all of them."""
+class Best:
+    """Fed with a score that is the same on all ranks, it says the same on all of them."""
 
     def __init__(self, patience: int) -> None:
-        self.patience, self.best, self.waited = patience, float("inf"), 0
+        self.patience, self.score, self.waited = patience, float("-inf"), 0
 
-    def shall_stop(self, val_loss: float) -> bool:
-        self.waited = 0 if val_loss < self.best else self.waited + 1
-        self.best = min(val_loss, self.best)
-        return self.waited > self.patience
+    def improved(self, score: float) -> bool:
+        better = score > self.score
+        self.score = score if better else self.score
+        self.waited = 0 if better else self.waited + 1
+        return better
 
     def state_dict(self) -> dict:
         return dict(vars(self))
@@ -124,8 +231,9 @@ def macro_f1(targets: Tensor, guesses: Tensor, classes: int) -> float:
     pairs = torch.bincount(targets * classes + guesses, minlength=classes * classes)
     dist.all_reduce(pairs)
     confusion = pairs.view(classes, classes)
-    f1 = 2 * confusion.diagonal() / (confusion.sum(0) + confusion.sum(1)).clamp(min=1)
-    return f1.mean().item()
+    either = confusion.sum(0) + confusion.sum(1)  # how often a class is a target or a guess
+    f1 = 2 * confusion.diagonal() / either
+    return f1[either > 0].mean().item()
 
 
 def from_all_ranks(values: Tensor) -> Tensor:
@@ -171,20 +279,36 @@ def log_loss(write: Callable[[float, int], None], loss: Tensor, step: int) -> No
         write(loss.item() / dist.get_world_size(), step)
 
 
-def save(path: str, model: DistributedDataParallel, epoch: int, **others: object) -> None:
-    """Everything with a memory: optimizer, scheduler, scaler, EarlyStopping, EMA."""
-    state = {"model": model.module.state_dict(), "epoch": epoch + 1}
-    for name, other in others.items():
-        state[name] = other.state_dict()
+def seconds_by_rank(seconds: float, device: torch.device) -> list[float]:
+    """One number of each rank, on all of them: the slowest is the largest."""
+    each = torch.zeros(dist.get_world_size(), device=device)
+    each[dist.get_rank()] = seconds
+    dist.all_reduce(each)
+    return each.tolist()
+
+
+def profiler(folder: str) -> profile:
+    """`with profiler("traces") as steps:`, and `steps.step()` after each: a file for each rank."""
+    os.makedirs(folder, exist_ok=True)
+    return profile(
+        schedule=schedule(wait=20, warmup=5, active=5, repeat=1),
+        on_trace_ready=lambda done: done.export_chrome_trace(
+            f"{folder}/rank{dist.get_rank()}.json.gz"
+        ),
+    )
+
+
+def save(path: str, epoch: int, parts: dict) -> None:
+    """Everything with a memory: model, optimizer, scheduler, scaler, Best, EMA."""
     if dist.get_rank() == 0:
-        torch.save(state, f"{path}.tmp")
+        state = {name: part.state_dict() for name, part in parts.items()}
+        torch.save(state | {"epoch": epoch}, f"{path}.tmp")
         os.replace(f"{path}.tmp", path)  # never half a file
 
 
-def load(path: str, model: nn.Module, **others: object) -> int:
-    """Before DDP wraps the model. Returns the epoch to go on with."""
+def load(path: str, parts: dict) -> int:
+    """On all ranks, before DDP wraps the model. Returns the epoch to go on with."""
     state = torch.load(path, map_location="cpu", weights_only=True)
-    model.load_state_dict(state["model"])
-    for name, other in others.items():
-        other.load_state_dict(state[name])
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
     return state["epoch"]

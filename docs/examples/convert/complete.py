@@ -1,0 +1,94 @@
+"""One loop with most of recipes.py, for any number of processes.
+
+torchrun --standalone --nproc-per-node 2 docs/examples/convert/complete.py
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from multi import make_data
+from recipes import (
+    Best,
+    DistributedWeightedSampler,
+    load,
+    macro_f1,
+    same_buffers,
+    save,
+    seed_epoch,
+    train_accumulating,
+)
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader
+
+
+@torch.inference_mode()
+def predict(model: nn.Module, loader: DataLoader, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Targets and guesses of this rank's share."""
+    model.eval()
+    pairs = [(targets, model(inputs.to(device)).argmax(1)) for inputs, targets in loader]
+    targets, guesses = (torch.cat(column).to(device) for column in zip(*pairs, strict=True))
+    return targets, guesses
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=48)
+    parser.add_argument("--accumulate", type=int, default=3)
+    parser.add_argument("--patience", type=int, default=2)
+    parser.add_argument("--fixed-statistics", action="store_true", help="of BatchNorm: for checks")
+    args = parser.parse_args()
+
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    batch = args.batch_size // world_size
+
+    train_set, val_set = make_data(1000, seed=1), make_data(301, seed=2)
+    targets = train_set.tensors[1]
+    weights = 1.0 / targets.bincount()[targets]
+    sampler = DistributedWeightedSampler(weights, rank, world_size)
+    train_loader = DataLoader(train_set, batch, sampler=sampler, drop_last=True)
+    val_loader = DataLoader(val_set, batch, sampler=range(rank, len(val_set), world_size))
+
+    torch.manual_seed(0)
+    layers = [nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10)]
+    model = nn.Sequential(*layers).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    plateau, best = ReduceLROnPlateau(optimizer, "max", patience=0), Best(args.patience)
+    parts = {"model": model, "optimizer": optimizer, "plateau": plateau, "best": best}
+    start = load("latest.pt", parts) if Path("latest.pt").exists() else 0
+    ddp_model = DistributedDataParallel(model)
+
+    for epoch in range(start, args.epochs):
+        if best.waited >= args.patience:
+            break
+        sampler.set_epoch(epoch)
+        seed_epoch(0, epoch, rank)
+        model.train()
+        if args.fixed_statistics:
+            layers[1].eval()
+        train_accumulating(ddp_model, train_loader, optimizer, args.accumulate)
+
+        same_buffers(model)
+        f1 = macro_f1(*predict(model, val_loader, device), 10)
+        plateau.step(f1)
+        if best.improved(f1):
+            save("best.pt", epoch + 1, {"model": model})
+        save("latest.pt", epoch + 1, parts)
+        if rank == 0:
+            print(f"epoch {epoch}: F1 {f1:.4f}, lr {optimizer.param_groups[0]['lr']:g}")
+
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
