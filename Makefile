@@ -6,6 +6,7 @@ VENV ?= .venv
 # there are GPUs, whose memory and ranks they would share.
 XDIST := $(shell command -v nvidia-smi >/dev/null || printf '%s' "-n $$(($$(nproc) < 4 ? $$(nproc) + 1 : 4)) --dist loadgroup")
 RUN := $(VENV)/bin/python
+SKILL ?= skill/pytorch-multi-gpu
 MERMAID := docs/assets/javascripts/mermaid.min.js
 BIOME := $(VENV)/biome
 PREPARE := tests/support/prepare.sh 05_horovod/install.sh tools/mini_slurm.sh tools/apt_install.sh
@@ -15,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A download of gigabytes may break off. pip then gives up, but keeps what it has whole.
 twice = $(1) || { echo "trying once more, in case a download broke off"; $(1); }
 
-.PHONY: doctor.pyz help demo gpu test smoke proof faults bench lint figures site serve clean
+.PHONY: doctor.pyz help demo gpu test smoke proof faults bench lint skill figures site serve clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -57,6 +58,12 @@ lint: $(VENV)/ready $(BIOME)  ## formatting and static checks
 	$(RUN) -m ruff format --check .
 	$(BIOME) check
 	$(RUN) -m check_jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+
+skill: $(VENV)/ready  ## what an assistant needs to convert and check a script: a folder for its skills
+	rm -rf $(SKILL) && mkdir -p $(SKILL) && cp skill/SKILL.md docs/examples/convert/*.py $(SKILL)
+	for page in convert recipes troubleshooting; do \
+		$(RUN) -m tools.site.plain docs/en/$$page.md > $(SKILL)/$$page.md || exit 1; done
+	$(MAKE) --no-print-directory doctor.pyz PYZ=$(SKILL)/doctor.pyz
 
 figures: $(VENV)/ready  ## the still pictures of the figures that move, after a change of their scripts
 	$(RUN) -m tools.site.stills
