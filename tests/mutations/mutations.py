@@ -509,7 +509,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{CASES}[pytorch_moved]": [
         ("the doctor knows DDP's hooks", 1,
-         "self.wrapped[id(p)][0] is not node(p)", "False"),
+         "self.wrapped[id(p)] is not node(p)", "False"),
     ],
     f"{CASES}[loongforge_no_sync]": [
         ("the doctor sees no_sync come too late", 1, "ddp.require_forward_param_sync:", "False:"),
@@ -521,6 +521,39 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{CASES}[lightning_augmentation]": [
         ("the doctor compares streams, not seeds", 1, "state[8:] if len(state) > 16", "state[0:]"
          " if len(state) > 16"),
+    ],
+    f"{DOCTOR}::test_hang[--still]": [
+        ("a job stands still from its last event on", 1, "moved + still", "moved - still"),
+        ("the doctor names what a rank waits in", 1,
+         'if function == "wrapper" or "/_doctor/" in name else', "if False else"),
+    ],
+    f"{DOCTOR}::test_ctrl_c": [
+        ("what the doctor ends is quiet", 1, "(self.traces / ENDED).touch()", "pass"),
+    ],
+    f"{DOCTOR}::test_an_error_of_the_script": [
+        ("tracebacks are those of the script", 1,
+         "error.__traceback__ = frames.tb_next", "pass"),
+        ("a child's own error is told", 1, "told(status and (error or status))", "told(status)"),
+    ],
+    f"{DOCTOR}::test_ended_by_a_signal_to_all": [
+        ("an error by a signal to all is none", 1,
+         'stopped - (one.ended.get("error") != "None")', "stopped"),
+    ],
+    f"{DOCTOR}::test_explanations": [
+        ("each kind's advice is explained", 1, "for _, *rest in kinds for", "for rest in [] for"),
+    ],
+    f"{DOCTOR}::test_one_file": [
+        ("the doctor says how it was called", 1, "finding.lines(own_call())", "finding.lines()"),
+    ],
+    f"{DOCTOR}::test_line_of_a_class_of_its_own": [
+        ("a loader's line is not in its class", 1, "user_line(loader)", "user_line()"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[drifting_weights]": [
+        ("the doctor knows where an optimizer was made", 1,
+         "self.made[optimizer] = user_line(optimizer)", "pass"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[slow_step:unused]": [
+        ("the doctor knows where DDP was made", 1, "at = self.made.get(module, at)", "pass"),
     ],
     f"{GPU_CHECK}::test_any_number_of_ranks_trains_as_long": [
         ("gpu_check's data grows with the ranks", 1,
