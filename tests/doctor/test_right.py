@@ -23,6 +23,11 @@ FOLDER = Path(__file__).parent / "right"
 VARIANTS = {
     # Expert weights begin equal, as the seed is: other tokens make them differ.
     "experts_of_one_seed": ("expert_parallel", "        torch.manual_seed(100 + rank)\n", ""),
+    # The checkpoint was made at the end of an epoch: nothing is left of it.
+    "resume_at_end": (
+        "resume_in_epoch",
+        "super().__len__() - self.start", "super().__len__()", "stop_after=11", "stop_after=8",
+    ),
     # Context parallelism without data parallelism, whose gradients nobody averages.
     "wrong_context_parallel": (
         "context_parallel",
@@ -80,6 +85,7 @@ CORE = """
 NOTES = {
     "equal_stages": "no_averaging",
     "experts_of_one_seed": "no_averaging",
+    "resume_at_end": "empty_epoch",
     "gathered_and_cut": "wrong_evaluation",
     "wrong_context_parallel": "no_averaging",
 }

@@ -465,6 +465,12 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the doctor compares what is in the items", 1,
          "if any(mine[key] != theirs[key] for key in targets):", "return True\n    if False:"),
     ],
+    f"{DOCTOR}::test_fault_is_found[empty_epoch]": [
+        ("the doctor sees an empty epoch", 1, "elif one.ended and one.total", "elif False"),
+    ],
+    f"{KINDS}::test_nothing_to_say[resume_at_end]": [
+        ("a finished epoch has no rest", 1, 'mild = loader["id"] not in given', "mild = False"),
+    ],
     f"{DOCTOR}::test_fault_is_found[no_averaging]": [
         ("the doctor compares gradients", 1,
          "and differ(mine, rank.figures[what][n]):", "and False:"),

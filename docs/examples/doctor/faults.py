@@ -96,6 +96,14 @@ FAULTS = {
         "        if (targets == 2).sum() > 1:\n            optimizer.step()",
     ),
     "unequal_steps:epochs": ("range(3)", "range(2 + rank)"),
+    "empty_epoch": (  # a sampler that is an iterator, and used up after the first epoch
+        "sampler = DistributedSampler(train_set)\n",
+        "class Once(DistributedSampler):\n"
+        "    def __iter__(self):\n"
+        "        self.order = getattr(self, 'order', None) or super().__iter__()\n"
+        "        return self.order\n\n"
+        "sampler = Once(train_set)\n",
+    ),
     "no_averaging": ("ddp = DDP(model)", "ddp = model"),
     "no_averaging:start": (
         "ddp = DDP(model)",
