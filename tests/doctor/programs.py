@@ -35,6 +35,11 @@ RIGHT = {
         "train_set = TensorDataset(images[rank:70:2], targets[rank:70:2])",
         SAMPLER, "torch.utils.data.SequentialSampler(train_set)", EPOCH, "",
     ),
+    "a Subset for each rank": (
+        f"sampler = {SAMPLER}\n",
+        "train_set = Subset(train_set, range(rank, len(train_set), world_size))\n"
+        "sampler = DistributedSampler(train_set, 1, 0, seed=rank)\n",
+    ),
     "evaluated on rank 0 alone": (
         "in val_loader:", "in DataLoader(val_set, batch_size=8) if rank == 0 else []:",
     ),

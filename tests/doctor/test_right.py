@@ -122,6 +122,11 @@ def test_nothing_to_say(name: str, crew: Crew, tmp_path: Path) -> None:
     assert not worse and notes <= {NOTES.get(name)}, report.findings
 
 
+def test_epochs_of_an_endless_pass(crew: Crew, tmp_path: Path) -> None:
+    """They are compared as others are."""
+    assert "same_order" in report_on("infinite_loader", crew, tmp_path).checked
+
+
 @pytest.mark.parametrize("name", table(WRONG, [name for name in CORE if name in WRONG]))
 def test_is_named(name: str, crew: Crew, tmp_path: Path) -> None:
     """This finding, and no other."""

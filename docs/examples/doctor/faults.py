@@ -81,6 +81,11 @@ FAULTS = {
         "DistributedSampler(train_set)",
         "DistributedSampler(train_set, 4)",
     ),
+    "overlapping_samples:again": (
+        "sampler = DistributedSampler(train_set)\n",
+        "train_set = Subset(train_set, range(rank, len(train_set), world_size))\n"
+        "sampler = DistributedSampler(train_set)\n",
+    ),
     "overlapping_samples:files": (*FILES, "range(70))", "range(70))[:: 1 - 2 * rank]"),
     "overlapping_samples:workers": (
         *STREAM,
