@@ -40,6 +40,28 @@ VARIANTS = {
         "torch.utils.data.DistributedSampler(dataset)",
         "for _ in range(4):\n", "for epoch in range(4):\n        sampler.set_epoch(epoch)\n",
     ),
+    # An augmentation whose weights are drawn anew in each step: they may differ.
+    "fresh_mixing": (
+        "normalizer",
+        "normalizer = N", "mix = nn.Linear(WIDTH, WIDTH).requires_grad_(False)\nnormalizer = N",
+        "        observed = normalizer(rank + 2 * torch.randn(8, WIDTH))\n",
+        "        nn.init.orthogonal_(mix.weight)\n"
+        "        observed = normalizer(mix(rank + 2 * torch.randn(8, WIDTH)))\n",
+    ),
+    # Frozen layers of the model, made under another seed on each rank.
+    "wrong_frozen": (
+        "normalizer",
+        "stem = nn", "torch.manual_seed(rank)\nstem = nn",
+        "predictor = nn", "torch.manual_seed(0)\npredictor = nn",
+    ),
+    # A whole module of that kind, beside the model.
+    "wrong_beside": (
+        "normalizer",
+        "target = nn", "torch.manual_seed(rank)\ntarget = nn",
+        "stem = nn", "torch.manual_seed(0)\nstem = nn",
+    ),
+    # Statistics that nobody puts together.
+    "wrong_statistics": ("normalizer", "    normalizer.synchronize()\n", ""),
     # Rank 0 tells the results of its own share as those of the test.
     "wrong_own_share": (
         "results_by_files",
@@ -68,6 +90,9 @@ WRONG = {
     "wrong_local_rank": "same_samples",
     "wrong_no_sampler": "same_samples",
     "wrong_own_share": "wrong_evaluation",
+    "wrong_beside": "drifting_weights",
+    "wrong_frozen": "drifting_weights",
+    "wrong_statistics": "unequal_buffers",
     "wrong_padding": "wrong_evaluation",
     "wrong_pairs_alike": "same_samples",
     "wrong_scheduler": "schedule",
@@ -87,7 +112,9 @@ NOTES = {
     "experts_of_one_seed": "no_averaging",
     "resume_at_end": "empty_epoch",
     "gathered_and_cut": "wrong_evaluation",
+    "wrong_beside": "drifting_weights",
     "wrong_context_parallel": "no_averaging",
+    "wrong_statistics": "unequal_buffers",
 }
 NOT_IN_2_6 = ["sharded_checkpoint", "tensor_and_data_parallel"]  # FSDP2 on CPUs
 

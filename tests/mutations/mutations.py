@@ -471,6 +471,23 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{KINDS}::test_epochs_of_an_endless_pass": [
         ("one pass may have several epochs", 1, "any(has_epochs(one, len(ranks))", "any(False"),
     ],
+    f"{KINDS}::test_nothing_to_say[normalizer]": [
+        ("statistics may be put together now and then", 1, "and not merges(ranks[0])", ""),
+    ],
+    f"{KINDS}::test_nothing_to_say[fresh_mixing]": [
+        ("weights may be drawn anew", 1, "if found and all(stay(rank, what)", "if found or all(stay(rank, what)"),
+    ],
+    f"{KINDS}::test_is_named[wrong_frozen]": [
+        ("the doctor sees frozen weights", 1, 'for what in ("frozen", "beside"):',
+         'for what in ("beside",):'),
+    ],
+    f"{KINDS}::test_is_named[wrong_beside]": [
+        ("the doctor sees modules beside the model", 1, 'for what in ("frozen", "beside"):',
+         'for what in ("frozen",):'),
+    ],
+    f"{KINDS}::test_is_named[wrong_statistics]": [
+        ("the doctor sees running statistics", 1, 'others.write(self.steps)', "pass"),
+    ],
     f"{KINDS}::test_nothing_to_say[resume_at_end]": [
         ("a finished epoch has no rest", 1, 'mild = loader["id"] not in given', "mild = False"),
     ],
