@@ -128,6 +128,7 @@ class Training:
 
     def wrap(self, _: object, ddp: object, *args: object, **kwargs: object) -> None:
         """DDP waits for a node of the graph, which a parameter that is moved has anew."""
+        window.wrapped.add(ddp)
         at = user_line()
         for p in ddp.module.parameters():
             if p.requires_grad:

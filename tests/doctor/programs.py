@@ -269,12 +269,22 @@ RIGHT = {
         "        optimizer.step()\n"
         "        optimizer.zero_grad()\n",
     ),
-    "accumulated": (
-        STEP,
-        "        loss.backward()\n"
-        "        if sampler.epoch % 2 or len(targets) < 8:\n"
+    "accumulated, averaged at the end": (
+        "for epoch in range(3):\n", "steps = 0\nfor epoch in range(3):\n",
+        LOSS + STEP,
+        "        steps += 1\n"
+        "        ddp.require_backward_grad_sync = steps % 2 == 0\n"
+        + LOSS + "        loss.backward()\n"
+        "        if steps % 2 == 0:\n"
         "            optimizer.step()\n"
         "            optimizer.zero_grad()\n",
+    ),
+    "two losses of a batch": (
+        STEP,
+        "        optimizer.zero_grad()\n"
+        "        loss.backward()\n"
+        "        ddp(images + 0.1 * torch.randn_like(images)).square().mean().backward()\n"
+        "        optimizer.step()\n",
     ),
     "wrapped again after unfreezing": (
         "ddp = DDP(model)\n",

@@ -475,7 +475,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("statistics may be put together now and then", 1, "and not merges(ranks[0])", ""),
     ],
     f"{KINDS}::test_nothing_to_say[fresh_mixing]": [
-        ("weights may be drawn anew", 1, "if found and all(stay(rank, what)", "if found or all(stay(rank, what)"),
+        ("weights may be drawn anew", 1, "if found and all(stay(rank, what)",
+         "if found or all(stay(rank, what)"),
     ],
     f"{KINDS}::test_is_named[wrong_frozen]": [
         ("the doctor sees frozen weights", 1, 'for what in ("frozen", "beside"):',
@@ -546,6 +547,17 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{CASES}[loongforge_no_sync]": [
         ("the doctor sees no_sync come too late", 1, "ddp.require_forward_param_sync:", "False:"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[no_sync:never]": [
+        ("the doctor counts what DDP averages", 1, "self.averaged += ", "self.averaged * "),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[accumulated,-averaged-at-the-end]": [
+        ("DDP may be told not to average", 1,
+         'getattr(ddp, "require_forward_param_sync", False)', "True"),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[two-losses-of-a-batch]": [
+        ("several losses of a batch are no accumulation", 1, "if batches >= sum(averaged)",
+         "if True"),
     ],
     f"{CASES}[fsdp2_late_wrap]": [
         ("the doctor reads no freed memory", 1,

@@ -136,6 +136,16 @@ FAULTS = {
         "        for parameter in",
         "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        for parameter in",
     ),
+    "no_sync:never": (  # a step after two micro-batches
+        "        optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()\n",
+        "        loss.backward()\n"
+        "        steps += 1\n"
+        "        if steps % 2 == 0:\n"
+        "            optimizer.step()\n"
+        "            optimizer.zero_grad()\n",
+        "for epoch in range(3):\n",
+        "steps = 0\nfor epoch in range(3):\n",
+    ),
     "schedule": (*COSINE, "scheduler.step()\n", "scheduler.step()\n        scheduler.step()\n"),
     "schedule:over": (
         *COSINE,
