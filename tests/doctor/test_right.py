@@ -104,6 +104,7 @@ CORE = """
     dataset_readers expert_parallel grpo gathered_and_cut lock_file looks_first prefetch_thread
     results_by_files scheduler_by_design sequence_halves tensor_parallel_by_hand views_added_up
     wrong_local_rank wrong_no_sampler
+    fresh_mixing normalizer resume_at_end wrong_beside wrong_frozen wrong_statistics
 """.split()
 
 # Notes, as right and wrong programs look alike here: they say what was seen, and when it is right.
