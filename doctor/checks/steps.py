@@ -45,15 +45,17 @@ def check_empty(ranks: list[Rank], report: Report) -> str | None:
     """Has a loader of training that should have batches given none in an epoch?"""
     trained = [{one.loader["id"] for one in rank.trained()} for rank in ranks]
     for rank, loaders in zip(ranks, trained, strict=True):
-        given = set()  # loaders that had batches before
+        given = set()  # loaders that something was learned from before
         for one in rank.passes.values():
             loader = one.loader
-            if one.batches:
-                given.add(loader["id"])
-            elif one.ended and one.total and loader["id"] in loaders and not loader["iterable"]:
+            empty = one.ended and one.total and not one.batches
+            # The length of an IterableDataset is a guess.
+            if empty and loader["id"] in loaders and not loader["iterable"]:
                 # The first one may be the end of an epoch that a run before had finished.
                 mild = loader["id"] not in given
                 report.find("empty_epoch", loader["at"], mild, total=one.total)
+            if one.steps:
+                given.add(loader["id"])
     return None if any(trained) else "loader"
 
 

@@ -466,7 +466,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "if any(mine[key] != theirs[key] for key in targets):", "return True\n    if False:"),
     ],
     f"{DOCTOR}::test_fault_is_found[empty_epoch]": [
-        ("the doctor sees an empty epoch", 1, "elif one.ended and one.total", "elif False"),
+        ("the doctor sees an empty epoch", 1, "empty = one.ended and", "empty = False and"),
     ],
     f"{KINDS}::test_epochs_of_an_endless_pass": [
         ("one pass may have several epochs", 1, "any(has_epochs(one, len(ranks))", "any(False"),
