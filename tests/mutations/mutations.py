@@ -461,6 +461,33 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the doctor compares what is in the items", 1,
          "if any(mine[key] != theirs[key] for key in targets):", "return True\n    if False:"),
     ],
+    f"{DOCTOR}::test_fault_is_found[empty_epoch]": [
+        ("the doctor sees an empty epoch", 1, "empty = one.ended and", "empty = False and"),
+    ],
+    f"{KINDS}::test_epochs_of_an_endless_pass": [
+        ("one pass may have several epochs", 1, "any(has_epochs(one, len(ranks))", "any(False"),
+    ],
+    f"{KINDS}::test_nothing_to_say[normalizer]": [
+        ("statistics may be put together now and then", 1, "and not merges(ranks[0])", ""),
+    ],
+    f"{KINDS}::test_nothing_to_say[fresh_mixing]": [
+        ("weights may be drawn anew", 1, "if found and all(stay(rank, what)",
+         "if found or all(stay(rank, what)"),
+    ],
+    f"{KINDS}::test_is_named[wrong_frozen]": [
+        ("the doctor sees frozen weights", 1, 'for what in ("frozen", "beside"):',
+         'for what in ("beside",):'),
+    ],
+    f"{KINDS}::test_is_named[wrong_beside]": [
+        ("the doctor sees modules beside the model", 1, 'for what in ("frozen", "beside"):',
+         'for what in ("frozen",):'),
+    ],
+    f"{KINDS}::test_is_named[wrong_statistics]": [
+        ("the doctor sees running statistics", 1, 'others.write(self.steps)', "pass"),
+    ],
+    f"{KINDS}::test_nothing_to_say[resume_at_end]": [
+        ("a finished epoch has no rest", 1, 'mild = loader["id"] not in given', "mild = False"),
+    ],
     f"{DOCTOR}::test_fault_is_found[no_averaging]": [
         ("the doctor compares gradients", 1,
          "and differ(mine, rank.figures[what][n]):", "and False:"),
@@ -478,6 +505,9 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_fault_is_found[unequal_targets]": [
         ("the doctor compares targets", 1, "len(others) >= RENUMBERED", "False"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[overlapping_samples:again]": [
+        ("the doctor knows shares of one's own", 1, "own = own_shares(passes)", "own = 0"),
     ],
     f"{DOCTOR}::test_fault_is_found[overlapping_samples:workers]": [
         ("the doctor counts what workers repeat", 1, "min(repeated) > 0.9", "False"),
@@ -513,6 +543,17 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{CASES}[loongforge_no_sync]": [
         ("the doctor sees no_sync come too late", 1, "ddp.require_forward_param_sync:", "False:"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[no_sync:never]": [
+        ("the doctor counts what DDP averages", 1, "self.averaged += ", "self.averaged * "),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[accumulated,-averaged-at-the-end]": [
+        ("DDP may be told not to average", 1,
+         'getattr(ddp, "require_forward_param_sync", False)', "True"),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[two-losses-of-a-batch]": [
+        ("several losses of a batch are no accumulation", 1, "if batches >= sum(averaged)",
+         "if True"),
     ],
     f"{CASES}[fsdp2_late_wrap]": [
         ("the doctor reads no freed memory", 1,
