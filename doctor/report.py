@@ -49,6 +49,8 @@ class Finding:
     seen: str
     advice: str
     page: str
+    name: str  # the id, and behind a colon its kind
+    values: dict  # what the words are filled with
 
     def lines(self, doctor: str = "python doctor") -> list[str]:
         at = f"  {short([self.file, self.line])}" if self.file else ""
@@ -101,7 +103,7 @@ class Report:
         file, line = at or (None, None)
         text = seen.format(**values)
         page = f"docs/{self.language}/{page}"
-        self.findings.append(Finding(which, severity, file, line, text, advice, page))
+        self.findings.append(Finding(which, severity, file, line, text, advice, page, name, values))
 
     def say(self, name: str, **values: object) -> str:
         return self.words[name][0].format(**values)

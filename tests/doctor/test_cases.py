@@ -1,18 +1,17 @@
 """Real mistakes of public projects: the doctor names each, and nothing in the mended program."""
 
-import difflib
 import json
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cases import CASES, DOCTOR, TORCHRUN, all_cases
+from cases import DOCTOR, TORCHRUN
 from crew import Crew
 from examined import assert_all_ran, examined, shown
 from harness import ROOT, run
 
 from doctor.report import LANGUAGES, Finding, Report
+from tools.site.verdicts import CASES, all_cases
 
 KNOWN = all_cases()
 MISSED = [name for name, case in KNOWN.items() if case.finding == "nothing"]
@@ -24,7 +23,7 @@ RUNS = [pytest.param(name, marks=pytest.mark.proof if name in SLOW else ()) for 
 
 @pytest.fixture(scope="module")
 def show(request: pytest.FixtureRequest) -> Iterator[Callable]:
-    yield from shown(request, ROOT / "docs/assets/results/cases/cases", list(KNOWN))
+    yield from shown(request)
 
 
 def seen(crew: Crew, name: str, folder: Path, *argv: str) -> dict[str, Report]:
@@ -41,20 +40,6 @@ def seen(crew: Crew, name: str, folder: Path, *argv: str) -> dict[str, Report]:
     return reports
 
 
-def section(name: str, report: Report) -> str:
-    """The mistake and its remedy as a difference, and what the doctor says."""
-    case = KNOWN[name]
-    lines = difflib.unified_diff(case.branch(False), case.branch(True), n=2, lineterm="")
-    changes = [line for line in list(lines)[2:] if not line.startswith("@@")]
-    found = [finding for finding in report.findings if finding.id == case.finding]
-    said = found[0].lines() if found else [report.say("nothing")]
-    said = [re.sub(r"\S*docs/examples/cases/", "", line) for line in said]
-    source = f"https://repository/docs/examples/cases/{name}.py"
-    links = f"[{case.project} {case.report}]({case.url}), {case.date} · [{name}.py]({source})"
-    parts = [links, "", "```diff", *changes, "```", "", "```text", *said, "```", "", ""]
-    return re.sub(r"/tmp/\S+/", "", "\n".join(parts))  # folders of the test
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_case(name: str, crew: Crew, tmp_path: Path, show: Callable) -> None:
     case = KNOWN[name]
@@ -63,7 +48,8 @@ def test_case(name: str, crew: Crew, tmp_path: Path, show: Callable) -> None:
         wrong = wrong or [(f.id, f.line) for f in report.findings if f.id == case.finding]
         # What follows from a mistake may stand below: an evaluation of overlapping shares, say.
         assert wrong[:1] == ([] if name in MISSED else [(case.finding, case.line())])
-        show(language, name, section(name, report))
+        if language == "en":
+            show(name, [found for found in report.findings if found.id == case.finding][:1])
 
     report = seen(crew, name, tmp_path / "mended", "--mended")["en"]
     assert [found for found in report.findings if found.severity != "note"] == []
@@ -78,7 +64,7 @@ def test_cases_are_shown() -> None:
         for language in LANGUAGES:
             page = (ROOT / "docs" / language / "cases.md").read_text()
             assert f"{{#{name}}}" in page, name
-            assert f"cases.{language}.md {name}\n" in page, name
+            assert f"@verdict {name}\n" in page, name
 
 
 def test_branches() -> None:

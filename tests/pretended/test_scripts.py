@@ -19,12 +19,14 @@ from tiers import table
 
 CIFAR = "docs/examples/handbook/cifar_train.py"
 SPAWNS, ONE_PROCESS = "03_multiprocessing/minimal.py", "01_dataparallel/minimal.py"
+SINGLE = "docs/examples/convert/single.py"  # on one GPU
 # Each script, and how many GPUs one of its processes uses.
 SCRIPTS = {f"{path.parent.name}/minimal.py": 1 for path in ROOT.glob("0[1-7]_*/minimal.py")}
 SCRIPTS |= {"docs/examples/convert/multi.py": 1, "docs/examples/handbook/ddp_two_devices.py": 2}
+SCRIPTS[SINGLE] = 1
 del SCRIPTS[SPAWNS]
-CASES = [(script, ranks) for script in SCRIPTS for ranks in (1, 2, 4)]
-CORE = [(script, 2) for script in SCRIPTS]
+CASES = [(script, n) for script in SCRIPTS for n in (1, 2, 4) if script != SINGLE or n == 1]
+CORE = [(script, 1 if script == SINGLE else 2) for script in SCRIPTS]
 NUMBER = r"-?\d+\.\d+"
 
 

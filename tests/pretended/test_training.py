@@ -296,7 +296,10 @@ COMPILED = (1, 2, {}, "--compile does not reach DataParallel's threads: add --gp
 NO_SUCH = (1, 2, {}, "--gpus 1,2: this machine has 2 GPUs, counted from 0", "--gpus", "1,2")
 MISTAKES = {"too many": TOO_MANY, "old driver": OLD_DRIVER, "too many tasks": OF_SLURM}
 MISTAKES |= {"compiled threads": COMPILED, "no such GPU": NO_SUCH}
+# A task that sees a single GPU takes it for its own.
+MISTAKES["three on two"] = (3, 2, {}, "more processes than GPUs on this machine: start 2")
 MADE = [("old driver", chapter) for chapter in CHAPTERS] + [("too many tasks", "06_slurm")]
+MADE += [("three on two", "06_slurm")]
 MADE += [("compiled threads", ONE_PROCESS), ("no such GPU", ONE_PROCESS)]
 MADE += [("too many", c) for c in CHAPTERS if c not in (ONE_PROCESS, "06_slurm")]
 CORE_MADE = [("too many", "02_distributed"), ("old driver", "02_distributed")]

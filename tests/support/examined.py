@@ -18,10 +18,12 @@ from harness import ROOT
 from probes_lost import assert_nothing_new
 
 from doctor.checks import judge
+from doctor.findings import NOTE
 from doctor.ranks import read_ranks
 from doctor.recorder import attach
 from doctor.recorder.notes import FOLDER, error_line, notes
-from doctor.report import LANGUAGES, Report
+from doctor.report import LANGUAGES, Finding, Report
+from tools.site.verdicts import VERDICTS, all_cases, faults
 
 EVENTS = ROOT / "doctor/EVENTS.md"
 
@@ -101,25 +103,30 @@ def examined_text(
     return examined(crew, script, folder, world_size=world_size, without=without)
 
 
-def shown(request: pytest.FixtureRequest, page: Path, names: list[str]) -> Iterator[Callable]:
-    """For a fixture: show(language, name, text) compares a text with what a page shows, the part
-    of this name in PAGE.LANGUAGE.md; pytest --write-verdicts writes it anew."""
+def shown(request: pytest.FixtureRequest) -> Iterator[Callable]:
+    """For a fixture: show(name, findings) compares findings with what pages show of a fault or a
+    case; pytest --write-verdicts writes them anew."""
     writes = request.config.getoption("--write-verdicts")
-    files = {language: page.with_suffix(f".{language}.md") for language in LANGUAGES}
-    parts = {
-        language: dict(re.findall(r"<!-- ([\w-]+) -->\n(.*?)(?=<!--|\Z)", file.read_text(), re.S))
-        for language, file in files.items()
-    }
+    known = json.loads(VERDICTS.read_text())
 
-    def show(language: str, name: str, text: str) -> None:
+    def show(name: str, findings: list[Finding]) -> None:
+        rows = []
+        for found in findings:
+            at = [Path(found.file).name, found.line] if found.file else None
+            mild = found.severity == NOTE
+            rows.append({"name": found.name, "at": at, "mild": mild, "values": found.values})
+        text = json.dumps(rows, ensure_ascii=False)
+        rows = json.loads(re.sub(r'/tmp/[^\s"]+/', "", text))  # folders of the test
         if writes:
-            parts[language][name] = text
-        assert parts[language].get(name) == text, "if it should: pytest --write-verdicts"
+            known[name] = rows
+        assert known.get(name) == rows, "if it should: pytest --write-verdicts"
 
     yield show
-    for language, file in files.items() if writes else ():
-        known = [name for name in names if name in parts[language]]
-        file.write_text("".join(f"<!-- {name} -->\n{parts[language][name]}" for name in known))
+    if writes:
+        names = [*faults.FAULTS, *all_cases()]
+        lines = [f'  "{name}": {json.dumps(known[name], ensure_ascii=False)}'
+                 for name in names if name in known]  # fmt: skip
+        VERDICTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def assert_all_ran(folder: Path, report: Report) -> None:

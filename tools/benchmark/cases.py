@@ -17,59 +17,17 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from processes import ROOT, end_on_signals, run_timed
 
-CASES = ROOT / "docs/examples/cases"
-RESULTS = ROOT / "docs/assets/results/cases"
+sys.path.append(str(ROOT))
+from tools.site.verdicts import COMPARISON, Case, all_cases
+
 DOCTOR = [sys.executable, ROOT / "doctor"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TORCHRUN += ["--standalone", "--nproc-per-node", "2"]
-BRANCHES = re.compile(r"^( *)if MENDED:\n((?:\1 .*\n|\n)+)(?:\1else:\n((?:\1 .*\n|\n)+))?", re.M)
-
-
-@dataclass
-class Case:
-    """A file of docs/examples/cases, and what its docstring says."""
-
-    path: Path
-    text: str
-    project: str
-    report: str  # such as issue 7245
-    date: str
-    what: str
-    url: str
-    finding: str  # the doctor's, or nothing
-    at: str  # a text of the line that the doctor names
-
-    def line(self) -> int:
-        code = self.text.index('"""\n', 3)
-        [place] = [found.start() for found in re.finditer(re.escape(self.at), self.text[code:])]
-        return self.text.count("\n", 0, code + place) + 1
-
-    def branch(self, mended: bool) -> list[str]:
-        """The code of the faulty or of the mended program alone, in lines."""
-
-        def chosen(found: re.Match) -> str:
-            indent, then, other = found.groups(default="")
-            return re.sub(rf"^{indent}    ", indent, then if mended else other, flags=re.M)
-
-        text = self.text[self.text.index('"""\n', 3) + 4 :]
-        return BRANCHES.sub(chosen, text).splitlines()
-
-
-def read_case(path: Path) -> Case:
-    text = path.read_text()
-    first = r'"""(\S+) ((?:issue|pull|commit) \w+), (\d{4}-\d\d-\d\d): (.+)\n\n(https://\S+)\n'
-    doctor = re.search(r"^Doctor: (\w+)(?: at (.+))?$", text, re.M).groups(default="")
-    return Case(path, text, *re.match(first, text).groups(), *doctor)
-
-
-def all_cases() -> dict[str, Case]:
-    return {path.stem: read_case(path) for path in sorted(CASES.glob("*.py"))}
 
 
 def launched(words: list, folder: Path, **environment: str) -> str | None:
@@ -157,53 +115,6 @@ def by_traincheck(case: Case, folder: Path, tools: Path) -> dict:
     return {"rules": count, "broken": len(only), "by_chance": chance, "first": only[:10]}
 
 
-WORDS = {
-    "en": {
-        "head": "Case | by itself | DETAIL | traincheck | doctor",
-        "nothing": "nothing",
-        "hang": "waits, then a time-out",
-        "both": "crashes, mended too",
-        "rules": "{broken} of {rules} rules broken",
-        "failed": "does not run",
-    },
-    "zh": {
-        "head": "案例 | 单独运行 | DETAIL | traincheck | doctor",
-        "nothing": "没有发现",
-        "hang": "一直等，直到超时",
-        "both": "崩溃，改好的也一样",
-        "rules": "{rules} 条规则中违反 {broken} 条",
-        "failed": "跑不起来",
-    },
-}
-
-
-def table(cases: dict[str, dict], language: str) -> str:
-    """What each has said, for the page."""
-    words = WORDS[language]
-
-    def by_level(row: dict, level: str) -> str:
-        faulty, mended = row[f"{level}-faulty"], row[f"{level}-mended"]
-        if faulty and mended:
-            return words["both"]
-        if not faulty:
-            return words["nothing"]
-        waits = re.search("[Tt]imed out|timeout|closed|reset", faulty)
-        return words["hang"] if waits else f"`{faulty:.60}`"
-
-    lines = [f"| {words['head']} |", "| --- | --- | --- | --- | --- |"]
-    for name, row in cases.items():
-        rules = row.get("traincheck", {"failed": None})
-        rules_said = words["failed"] if "traincheck" in row else "-"
-        if "failed" not in rules:
-            rules_said = words["rules"].format(**rules) if rules["broken"] else words["nothing"]
-        notes = {"learning_rate"} - {read_case(CASES / f"{name}.py").finding}  # of both ways
-        found = [f"`{one['id']}`" for one in row["doctor"]["faulty"] if one["id"] not in notes]
-        said = [by_level(row, "off"), by_level(row, "detail"), rules_said]
-        said.append(", ".join(dict.fromkeys(found)) or words["nothing"])
-        lines.append(f"| [{name}](#{name}) | {' | '.join(said)} |")
-    return "<!-- comparison -->\n" + "\n".join(lines) + "\n"
-
-
 def versions(tools: Path | None) -> dict[str, str]:
     found = {"torch": version("torch")}
     if tools:
@@ -232,8 +143,7 @@ def main() -> None:
     args = parse_args()
     end_on_signals()
     known = all_cases()
-    file = RESULTS / "comparison.json"
-    before = json.loads(file.read_text())
+    before = json.loads(COMPARISON.read_text())
     written = before["cases"] if args.write else {}
     for name in args.cases or known:
         with tempfile.TemporaryDirectory(prefix="cases-") as folder:
@@ -247,10 +157,8 @@ def main() -> None:
         if args.write:
             cases = {name: written[name] for name in known if name in written}
             measured = before["versions"] | versions(args.traincheck)
-            file.write_text(json.dumps({"versions": measured, "cases": cases}, indent=1) + "\n")
-            for language in WORDS:
-                page = RESULTS / f"comparison.{language}.md"
-                page.write_text(table(cases, language))
+            text = json.dumps({"versions": measured, "cases": cases}, indent=1)
+            COMPARISON.write_text(text + "\n")
 
 
 if __name__ == "__main__":

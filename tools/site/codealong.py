@@ -22,6 +22,7 @@ from pymdownx.blocks.block import Block
 
 from .diffs import CONTEXT, compare_data, diff_html
 from .source import ROOT, SiteError, Source, read, to_html, translated
+from .verdicts import comparison, verdict
 
 MOST_LINES = 20  # of a group: note and code must fit on a screen together
 MOST_FILE_LINES = 80
@@ -32,6 +33,8 @@ FORMS = {
     "diff": 'OLD NEW {whole="1"}',
     "compare": "",
     "table": "FILE [KEY]",
+    "verdict": "FAULT-OR-CASE",
+    "comparison": "",
     "figure": "NAME PRESET",
 }
 Options = dict[str, list[str]]
@@ -188,6 +191,12 @@ class CodeAlong(Preprocessor):
                 raise SiteError(f"{path} has no part {key[0]}")
             text, _, _ = text.partition("<!-- ")
         return ["", *text.strip().splitlines(), ""]
+
+    def verdict(self, words: list[str], options: Options) -> list[str]:
+        return ["", *verdict(*words, language_of(self.md)), ""]
+
+    def comparison(self, words: list[str], options: Options) -> list[str]:
+        return ["", *comparison(language_of(self.md)), ""]
 
     def figure(self, words: list[str], options: Options) -> str:
         """Its still picture, which docs/assets/javascripts/figures/NAME.js sets in motion."""

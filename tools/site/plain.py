@@ -11,6 +11,7 @@ from pathlib import Path
 
 from .codealong import FORMS, parse
 from .source import ROOT, Source, read, translated
+from .verdicts import comparison, verdict
 
 FENCE = re.compile(r"^( *)``` \{ \.(\w+).*\}$")
 
@@ -41,7 +42,9 @@ def made_of(form: str, words: list[str], language: str) -> list[str]:
         if key:
             text = text.partition(f"<!-- {key[0]} -->")[2].partition("<!-- ")[0]
         return text.strip().splitlines()
-    return []
+    if form == "verdict":
+        return verdict(*words, language)
+    return comparison(language) if form == "comparison" else []
 
 
 def plain(text: str, language: str, repository: str = "") -> str:

@@ -7,7 +7,7 @@ the checkpoints count with both. But the model is wrapped only if there is data 
 context parallelism alone each rank trains on its part of every sequence, and keeps the gradient of
 that part for itself. Mended by us: the condition asks for both. The doctor notes it only: tensor
 parallelism of parts with one seed looks the same.
-Doctor: no_averaging at optimizer.step()
+Doctor: no_averaging at optimizer = torch.optim
 """
 
 import sys

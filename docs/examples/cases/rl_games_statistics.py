@@ -6,7 +6,7 @@ on each rank they are those of its own environments. So the ranks trained slight
 and rank 0's was saved. The author measured Pong on two ranks: a mean reward of 86.9 after 2,000
 epochs, and 94.8 when they are merged. Mended as the project did: after each epoch all ranks add up
 what is new in their statistics. The doctor notes it only, as a rank may keep its own on purpose.
-Doctor: unequal_buffers at optimizer.step()
+Doctor: unequal_buffers at optimizer = torch.optim
 """
 
 import sys

@@ -6,7 +6,7 @@ in DDP, which made it equal. A module of fixed random numbers has nothing to tra
 wrapped, and stayed another one on each GPU. For BEST-RQ that is the quantizer, which makes the
 labels. A maintainer found it, and wrote that DDP was broken under some circumstances. Mended as the
 project did: all processes have one seed.
-Doctor: drifting_weights at optimizer.step()
+Doctor: drifting_weights at modules[name] = DistributedDataParallel(module)
 """
 
 import sys

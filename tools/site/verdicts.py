@@ -1,0 +1,142 @@
+"""What the doctor said of faults and cases, as pages show it, in their language.
+
+verdicts.json holds what was found, in none; `pytest tests/doctor --write-verdicts` writes it.
+"""
+
+import difflib
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from doctor import checks  # noqa: F401  (they name the kinds of findings)
+from doctor.report import Report
+
+from .source import ROOT, SiteError
+
+sys.path.append(str(ROOT / "docs/examples/doctor"))
+import faults
+
+CASES = ROOT / "docs/examples/cases"
+VERDICTS = ROOT / "docs/assets/results/doctor/verdicts.json"
+COMPARISON = ROOT / "docs/assets/results/cases/comparison.json"
+BRANCHES = re.compile(r"^( *)if MENDED:\n((?:\1 .*\n|\n)+)(?:\1else:\n((?:\1 .*\n|\n)+))?", re.M)
+
+
+@dataclass
+class Case:
+    """A file of docs/examples/cases, and what its docstring says."""
+
+    path: Path
+    text: str
+    project: str
+    report: str  # such as issue 7245
+    date: str
+    what: str
+    url: str
+    finding: str  # the doctor's, or nothing
+    at: str  # a text of the line that the doctor names
+
+    def line(self) -> int:
+        code = self.text.index('"""\n', 3)
+        [place] = [found.start() for found in re.finditer(re.escape(self.at), self.text[code:])]
+        return self.text.count("\n", 0, code + place) + 1
+
+    def branch(self, mended: bool) -> list[str]:
+        """The code of the faulty or of the mended program alone, in lines."""
+
+        def chosen(found: re.Match) -> str:
+            indent, then, other = found.groups(default="")
+            return re.sub(rf"^{indent}    ", indent, then if mended else other, flags=re.M)
+
+        text = self.text[self.text.index('"""\n', 3) + 4 :]
+        return BRANCHES.sub(chosen, text).splitlines()
+
+
+def read_case(path: Path) -> Case:
+    text = path.read_text(encoding="utf-8")
+    first = r'"""(\S+) ((?:issue|pull|commit) \w+), (\d{4}-\d\d-\d\d): (.+)\n\n(https://\S+)\n'
+    doctor = re.search(r"^Doctor: (\w+)(?: at (.+))?$", text, re.M).groups(default="")
+    return Case(path, text, *re.match(first, text).groups(), *doctor)
+
+
+def all_cases() -> dict[str, Case]:
+    return {path.stem: read_case(path) for path in sorted(CASES.glob("*.py"))}
+
+
+def of_case(case: Case) -> list[str]:
+    """Where it is from, and the mistake with its remedy as a difference."""
+    lines = difflib.unified_diff(case.branch(False), case.branch(True), n=2, lineterm="")
+    changes = [line for line in list(lines)[2:] if not line.startswith("@@")]
+    name = case.path.name
+    source = f"[{name}](https://repository/docs/examples/cases/{name})"
+    links = f"[{case.project} {case.report}]({case.url}), {case.date} · {source}"
+    return [links, "", "```diff", *changes, "```", ""]
+
+
+def of_fault(name: str) -> list[str]:
+    """The fault as a difference."""
+    texts = (faults.RIGHT.read_text(encoding="utf-8"), faults.broken(name))
+    changes = difflib.ndiff(*(text.splitlines() for text in texts))
+    return ["```diff", *(line for line in changes if line[0] in "+-"), "```", ""]
+
+
+def verdict(name: str, language: str) -> list[str]:
+    """A fault or a case, and what the doctor said, as Markdown."""
+    case = CASES / f"{name}.py"
+    if not case.is_file() and name not in faults.FAULTS:
+        raise SiteError(f"{name} is no case, and no fault")
+    report = Report(language)
+    for row in json.loads(VERDICTS.read_text(encoding="utf-8"))[name]:
+        report.find(row["name"], row["at"], mild=row["mild"], **row["values"])
+    said = [line for found in report.findings for line in found.lines()] or [report.say("nothing")]
+    head = of_case(read_case(case)) if case.is_file() else of_fault(name)
+    return [*head, "```text", *said, "```"]
+
+
+# ---- the table of cases ----
+WORDS = {
+    "en": {
+        "head": "Case | by itself | DETAIL | traincheck | doctor",
+        "nothing": "nothing",
+        "hang": "waits, then a time-out",
+        "both": "crashes, mended too",
+        "rules": "{broken} of {rules} rules broken",
+        "failed": "does not run",
+    },
+    "zh": {
+        "head": "案例 | 单独运行 | DETAIL | traincheck | doctor",
+        "nothing": "没有发现",
+        "hang": "一直等，直到超时",
+        "both": "崩溃，改好的也一样",
+        "rules": "{rules} 条规则中违反 {broken} 条",
+        "failed": "跑不起来",
+    },
+}
+
+
+def comparison(language: str) -> list[str]:
+    """What noticed each case, by tools/benchmark/cases.py."""
+    words = WORDS[language]
+
+    def by_level(row: dict, level: str) -> str:
+        faulty, mended = row[f"{level}-faulty"], row[f"{level}-mended"]
+        if faulty and mended:
+            return words["both"]
+        if not faulty:
+            return words["nothing"]
+        waits = re.search("[Tt]imed out|timeout|closed|reset", faulty)
+        return words["hang"] if waits else f"`{faulty:.60}`"
+
+    lines = [f"| {words['head']} |", "| --- | --- | --- | --- | --- |"]
+    for name, row in json.loads(COMPARISON.read_text(encoding="utf-8"))["cases"].items():
+        rules = row.get("traincheck", {"failed": None})
+        rules_said = words["failed"] if "traincheck" in row else "-"
+        if "failed" not in rules:
+            rules_said = words["rules"].format(**rules) if rules["broken"] else words["nothing"]
+        found = dict.fromkeys(f"`{one['id']}`" for one in row["doctor"]["faulty"])
+        said = [by_level(row, "off"), by_level(row, "detail"), rules_said]
+        said.append(", ".join(found) or words["nothing"])
+        lines.append(f"| [{name}](#{name}) | {' | '.join(said)} |")
+    return lines
