@@ -48,6 +48,9 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "share += DistributedSampler(val_set, world_size, rank, shuffle=False)"),
         ("the share of a rank", 7, "range(rank, len(val_set), world_size)", "range(len(val_set))"),
     ],
+    "tests/chapters/test_elsewhere.py::test_weights_without_a_network": [
+        ("the weights that --pretrained names", 7, 'weights="DEFAULT"', "weights=None"),
+    ],
     f"{EVAL}::test_the_model_of_rank_0_is_evaluated[02_distributed-2]": [
         ("the buffer broadcast", 5, BROADCAST, "pass"),
     ],

@@ -20,7 +20,7 @@ except ImportError:
     BuildError = Exception
 
 ROOT = Path(__file__).resolve().parents[2]
-LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash"}  # all others: text
+LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".yaml": "yaml"}  # others: text
 # Most tokens are of these classes, and all of them have the colour of plain text.
 PLAIN = {"", "n", "w", "esc", "x"}
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
