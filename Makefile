@@ -6,6 +6,7 @@ VENV ?= .venv
 # there are GPUs, whose memory and ranks they would share.
 XDIST := $(shell command -v nvidia-smi >/dev/null || printf '%s' "-n $$(($$(nproc) < 4 ? $$(nproc) + 1 : 4)) --dist loadgroup")
 RUN := $(VENV)/bin/python
+SKILL ?= skill/pytorch-multi-gpu
 MERMAID := docs/assets/javascripts/mermaid.min.js
 BIOME := $(VENV)/biome
 PREPARE := tests/support/prepare.sh 05_horovod/install.sh tools/mini_slurm.sh tools/apt_install.sh
@@ -15,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A download of gigabytes may break off. pip then gives up, but keeps what it has whole.
 twice = $(1) || { echo "trying once more, in case a download broke off"; $(1); }
 
-.PHONY: doctor.pyz help demo gpu test smoke proof faults bench lint figures site site-zensical serve clean
+.PHONY: doctor.pyz help demo gpu test smoke proof faults bench lint skill figures site serve clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -36,7 +37,7 @@ smoke-oldest:  ## the same on the oldest torch we support; or make smoke-nightly
 smoke-%: $(VENV)-%/ready-for-smoke
 	$(VENV)-$*/bin/python -m pytest -m smoke tests/chapters $(ARGS)
 
-proof: $(VENV)/ready $(VENV)/ready-for-tests $(VENV)-zensical/ready $(MERMAID) smoke-oldest  ## hours: all combinations, then every protection broken
+proof: $(VENV)/ready $(VENV)/ready-for-tests $(MERMAID) smoke-oldest  ## hours: all combinations, then every protection broken
 	$(RUN) -m pytest $(XDIST) $(ARGS)
 
 faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, written to tests/FAULTS.md
@@ -58,20 +59,23 @@ lint: $(VENV)/ready $(BIOME)  ## formatting and static checks
 	$(BIOME) check
 	$(RUN) -m check_jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
+skill: $(VENV)/ready  ## what an assistant needs to convert and check a script: a folder for its skills
+	rm -rf $(SKILL) && mkdir -p $(SKILL) && cp skill/SKILL.md docs/examples/convert/*.py $(SKILL)
+	for page in convert recipes troubleshooting; do \
+		$(RUN) -m tools.site.plain docs/en/$$page.md > $(SKILL)/$$page.md || exit 1; done
+	$(MAKE) --no-print-directory doctor.pyz PYZ=$(SKILL)/doctor.pyz
+
 figures: $(VENV)/ready  ## the still pictures of the figures that move, after a change of their scripts
 	$(RUN) -m tools.site.stills
 
 site: $(VENV)/ready $(MERMAID)  ## the documentation, into site/; a broken link or page ends it
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict  # with -q, --strict counts no warnings
 
-site-zensical: $(VENV)-zensical/ready $(MERMAID)  ## the same, built by Zensical, Material's successor
-	PYTHONPATH=. $(VENV)-zensical/bin/zensical-i18n build --strict
-
 serve: $(VENV)/ready $(MERMAID)  ## the same at http://127.0.0.1:8000, built anew on every change
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
 
 clean:  ## remove the environments, the demo's data, all runs and the built site
-	rm -rf $(VENV) $(VENV)-* data runs site .zensical-i18n
+	rm -rf $(VENV) $(VENV)-* data runs site
 
 $(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"the pinned torch needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: type make PYTHON=python3.12 $(MAKECMDGOALS)")'
@@ -98,13 +102,6 @@ $(BIOME): tools/site/fetch_npm.sh $(VENV)/ready
 		aarch64) set -- arm64 3e5b3bf3ff21c4beecfef424fd429d6937c5e04fe5d332ad69d45806349ce20c;; \
 		*) set -- x64 fc1cb7c6664d6fa315144f58bd03096ee5d035e641538840a80262d59203d5dd;; \
 	esac; bash tools/site/fetch_npm.sh @biomejs/cli-linux-$$1 2.6.8 biome $$2 $@
-	@touch $@
-
-$(VENV)-zensical/ready: constraints.txt
-	@echo "setting up $(VENV)-zensical: 20 MB to download, 0.2 GB on disk"
-	@$(PYTHON) -m venv $(VENV)-zensical
-	@$(VENV)-zensical/bin/python -m pip install --quiet -c constraints.txt zensical zensical-i18n \
-		pymdown-extensions
 	@touch $@
 
 # A version that begins with dev has pip take last night's, if PIP_EXTRA_INDEX_URL names a place that

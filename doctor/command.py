@@ -12,7 +12,7 @@ the notes of all ranks are compared. Two epochs with an evaluation show most.
 A folder; needs Python 3.10 and the torch of the script (2.6 or newer).
 Exit status: 1 for a wrong result or a hang ahead, 2 if the command could not be
 run to its end, 3 if something could not be checked because this torch lacks what
-the recorder attaches to, else 0. docs/en/doctor.md explains every finding.
+the recorder attaches to, else 0. --explain ID says more of a finding.
 """
 
 import argparse
@@ -28,8 +28,10 @@ from pathlib import Path
 from .checks import judge
 from .findings import KINDS
 from .job import Job
-from .ranks import Rank, read_ranks
-from .report import LANGUAGES, Report, listed, short
+from .ranks import STILL, Rank, read_ranks, read_stack
+from .report import LANGUAGES, Report, explain, listed, short
+
+NAMES = [name for name in KINDS if ":" not in name]
 
 
 def parse_args() -> argparse.Namespace:
@@ -41,27 +43,39 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=0, help="end the job when all ranks made them")
     parser.add_argument("--seconds", type=float, default=0, help="end the job after them")
+    parser.add_argument(
+        "--still", type=float, metavar="SECONDS", help="end a job that stands still for so long"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the verdict there too")
     parser.add_argument("--lang", choices=LANGUAGES, help="of the verdict; else your locale's")
     parser.add_argument("--allow", metavar="ID[,ID]", default="", help="findings that are notes")
+    parser.add_argument("--explain", metavar="ID", default="", help="say more of a finding")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the usual launch line")
     args = parser.parse_args()
+    for flag, given in (("--allow", args.allow), ("--explain", args.explain)):
+        for name in filter(None, given.split(",")):
+            if name not in NAMES:
+                parser.error(f"{flag} {name}: no such finding; there are {', '.join(NAMES)}")
+    if args.explain:
+        return args
     if not args.command:
         parser.error("no command: type your launch line after it, such as torchrun … train.py")
     if args.steps < 0 or args.seconds < 0:
         parser.error("--steps and --seconds are numbers above 0")
+    if args.still is not None and not args.still >= STILL:
+        parser.error(f"--still {args.still:g}: at least {STILL}, as short silences are common")
     if args.json and not os.access(Path(args.json).absolute().parent, os.W_OK):
         parser.error(f"--json {args.json}: there is no folder that can be written")
-    unknown = [name for name in args.allow.split(",") if args.allow and name not in KINDS]
-    if unknown:
-        names = ", ".join(name for name in KINDS if ":" not in name)
-        parser.error(f"--allow {unknown[0]}: no such finding; there are {names}")
     return args
 
 
 def fail(line: str) -> None:
     print(f"doctor: error: {line}", file=sys.stderr)
     sys.exit(2)
+
+
+def print_still(who: str, at: list, inside: str) -> None:
+    print(f"{who} stood still at {short(at)}" + (f", in {inside}" if inside else ""))
 
 
 def run(args: argparse.Namespace, folder: Path) -> tuple[Job, list[Rank]]:
@@ -78,13 +92,16 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[Job, list[Rank]]:
     except OSError as error:
         fail(f"the command cannot be started: {args.command[0]}: {error.strerror}")
     try:
-        job.wait(args.steps, args.seconds)
+        job.wait(args.steps, args.seconds, args.still)
     except KeyboardInterrupt:
         job.ended = "ctrl-c"
     finally:
         for number in ends:
             signal.signal(number, signal.SIG_IGN)  # nothing is to be left behind
         stopped = time.time() if job.ended else float("inf")
+        if job.ended:
+            print(f"\ndoctor: ends the job ({job.ended}); what it says below comes from that")
+            sys.stdout.flush()
         if job.ended or job.process.poll() is None:
             job.end()
 
@@ -96,12 +113,23 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[Job, list[Rank]]:
         )
     ranks = read_ranks(job.traces, stopped)
     if not any(rank.passes or rank.steps for rank in ranks):
-        fail(f"it ended with status {status} before a loader or an optimizer was used")
+        for path in job.traces.glob("*.stacks"):
+            at, inside = read_stack(path)
+            if at and "/bin/" not in at[0]:  # torchrun
+                print_still("a process", at, inside)
+        how = f"was ended ({job.ended})" if job.ended else f"ended with status {status}"
+        fail(f"it {how} before a loader or an optimizer was used")
     return job, ranks
 
 
 def main() -> None:
     args = parse_args()
+    chinese = str(locale.getlocale()[0]).startswith(("zh", "Chinese"))
+    language = args.lang or ("zh" if chinese else "en")
+    if args.explain:
+        print("\n\n".join(explain(language, name) for name in args.explain.split(",")))
+        return
+
     # What the command leaves running may still write there.
     with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as name:
         job, ranks = run(args, Path(name))
@@ -115,10 +143,9 @@ def main() -> None:
         if error != "None":
             print(f"rank {rank.rank} ended by {error:.200}")
         if rank.stack:
-            print(f"rank {rank.rank} stood still at {short(rank.stack)}")
+            print_still(f"rank {rank.rank}", rank.stack, rank.inside)
 
-    chinese = str(locale.getlocale()[0]).startswith(("zh", "Chinese"))
-    report = Report(args.lang or ("zh" if chinese else "en"), tuple(args.allow.split(",")))
+    report = Report(language, tuple(args.allow.split(",")))
     judge(ranks, report)
     print("\n" + report.text())
     if "GITHUB_ACTIONS" in os.environ:

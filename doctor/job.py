@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
-from .recorder.notes import FOLDER
+from .recorder.notes import ENDED, FOLDER
 
 
 class Job:
@@ -29,11 +29,19 @@ class Job:
         self.process = subprocess.Popen(command, env=os.environ | own, start_new_session=True)
         self.ended = ""  # by what, if not by itself
 
-    def wait(self, steps: int, seconds: float) -> None:
-        start = time.monotonic()
+    def wait(self, steps: int, seconds: float, still: float) -> None:
+        start = moved = time.monotonic()
+        written = 0
         while self.process.poll() is None:
             time.sleep(0.2)
-            if seconds and time.monotonic() > start + seconds:
+            now = time.monotonic()
+            size = sum(path.stat().st_size for path in self.traces.glob("*.jsonl"))
+            if size != written:
+                written, moved = size, now
+            if still and now > moved + still:
+                self.ended = "still"
+                return
+            if seconds and now > start + seconds:
                 self.ended = "seconds"
                 return
             if steps and self.made(steps):
@@ -49,6 +57,7 @@ class Job:
 
     def end(self) -> None:
         """Ask, wait, then kill what is left of it, in other sessions too."""
+        (self.traces / ENDED).touch()
         for number, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 5)):
             for pid in self.left():
                 with suppress(ProcessLookupError, PermissionError):

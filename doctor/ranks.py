@@ -78,6 +78,7 @@ class Rank:
     ended: dict = field(default_factory=dict)
     last: float = 0.0  # when its last event was
     stack: list | None = None  # the user's line where it stood still
+    inside: str = ""  # the function that this line called
     still: float = 0.0  # seconds from its last event until the doctor ended the job
 
     def left(self) -> bool:
@@ -91,6 +92,12 @@ class Rank:
         """Numbers that the script itself all-reduced after `start` and before `end` steps."""
         called = self.events["collective"]
         return sum(e["size"] for e in called if start <= e["place"] < end)
+
+    def sets_rate(self, step: dict) -> list:
+        """The line of the scheduler of this step's optimizer, or of the optimizer."""
+        own = dict(step["schedules"])
+        lines = [event["at"] for event in self.events["scheduler"] if event["id"] in own]
+        return lines[0] if lines else step["made"]
 
     def trained(self) -> list[Pass]:
         return [one for passes in self.training().values() for one in passes]
@@ -175,21 +182,24 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
         elif kind == "exit":
             rank.ended = event
 
-    rank.stack = read_stack(stacks, rank.last)
+    rank.stack, rank.inside = read_stack(stacks, rank.last)
     if rank.rank < 0 and not rank.passes and not rank.steps:
         rank.world = 0
     return rank
 
 
-def read_stack(path: Path, last: float) -> list | None:
-    """The user's line in the last stack, unless the process went on after it."""
+def read_stack(path: Path, last: float = 0) -> tuple[list | None, str]:
+    """The user's line in the last stack and the function that it called, unless the process went
+    on after it."""
+    called = ""
     if not path.is_file() or path.stat().st_mtime < last:
-        return None
+        return None, called
     threads = path.read_text(errors="replace").split("Thread 0x")
-    for name, line in re.findall(r'File "([^"]+)", line (\d+)', threads[-1]):
+    for name, line, function in re.findall(r'File "([^"]+)", line (\d+) in (.+)', threads[-1]):
         if not is_library(name):
-            return [name, int(line)]
-    return None
+            return [name, int(line)], called
+        called = called if function == "wrapper" or "/_doctor/" in name else function
+    return None, called
 
 
 def read_ranks(folder: Path, stopped: float = float("inf")) -> list[Rank]:
@@ -205,8 +215,10 @@ def ranks_of(files: dict[Path, list[dict]], stopped: float = float("inf")) -> li
     processes = [read_process(found, path.with_suffix(".stacks")) for path, found in files.items()]
     processes.sort(key=lambda one: one.process.get("t", 0))
     for one in processes:
-        if one.ended.get("t", 0) > stopped:
-            one.ended = {}  # by our signal
+        # By our signal, or by one to all processes, of which the doctor may hear last.
+        since = stopped - (one.ended.get("error") != "None")
+        if one.ended.get("t", 0) > since:
+            one.ended = {}
         if stopped < float("inf"):
             one.still = stopped - one.last
         if re.search(WAITED, one.ended.get("error", "")):

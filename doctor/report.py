@@ -3,6 +3,9 @@
 import configparser
 import os
 import pkgutil
+import re
+import shlex
+import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 
@@ -20,6 +23,23 @@ def read_words(language: str) -> dict[str, list[str]]:
     return {name: value.split("\n") for name, value in parser["words"].items()}
 
 
+def explain(language: str, which: str) -> str:
+    """All that the doctor has to say of a finding."""
+    words = read_words(language)
+    text = pkgutil.get_data(__package__, f"words/explained.{language}.md").decode()
+    parts = dict(re.findall(r"<!-- (\w+) -->\n(.*?)\s*(?=<!--|\Z)", text, re.S))
+    kinds = [lines for name, lines in words.items() if name.split(":")[0] == which]
+    advices = dict.fromkeys(f"-> {advice}" for _, *rest in kinds for advice in rest)
+    title = f"{kind_of(which).severity.upper()}  {which}"
+    return "\n".join([title, "", parts[which], "", *advices])
+
+
+def own_call() -> str:
+    """The doctor, as it was called."""
+    words = sys.orig_argv
+    return shlex.join(words[: len(words) - len(sys.argv) + 1])
+
+
 @dataclass
 class Finding:
     id: str
@@ -30,10 +50,11 @@ class Finding:
     advice: str
     page: str
 
-    def lines(self) -> list[str]:
+    def lines(self, doctor: str = "python doctor") -> list[str]:
         at = f"  {short([self.file, self.line])}" if self.file else ""
         title = f"{self.severity.upper()}  {self.id}{at}"
-        return [title, f"  {self.seen}", f"  -> {self.advice}", f"     {self.page}"]
+        more = f"{doctor} --explain {self.id}"
+        return [title, f"  {self.seen}", f"  -> {self.advice}", f"     {more}"]
 
     def annotation(self) -> str:
         """For GitHub Actions, docs.github.com: workflow commands."""
@@ -93,7 +114,7 @@ class Report:
         return any(finding.id in names for finding in self.findings)
 
     def text(self) -> str:
-        parts = ["\n".join(finding.lines()) + "\n" for finding in self.findings]
+        parts = ["\n".join(finding.lines(own_call())) + "\n" for finding in self.findings]
         parts = parts or [self.say("nothing") + "\n"]
         parts.append(f"{self.say('checked')} {', '.join(self.checked)}")
         reasons = defaultdict(list)

@@ -1,10 +1,11 @@
 """Say whether a folder is an ImageNet tree that the chapters can train on, and what to mend.
 
-    python tools/check_imagenet.py DIR                             # folders and counts
+    python tools/check_imagenet.py DIR                             # folders and names
     python tools/check_imagenet.py DIR --decode                    # every image, as training does
 
-DIR holds train/ and val/, one folder a class in each. What would stop a chapter, or would be passed
-over in silence, is an `error:` here. Exit code: 0 usable, 1 not usable, 2 bad arguments.
+DIR holds train/ and val/, one folder a class in each. What would stop a chapter, be passed over in
+silence, or be trained on as what it is not, is an `error:` here. Exit code: 0 usable, 1 not usable,
+2 bad arguments.
 """
 
 import argparse
@@ -14,18 +15,26 @@ import re
 import runpy
 import signal
 import statistics
+import sys
+from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from torchvision.datasets import ImageFolder
+from PIL import Image
 from torchvision.datasets.folder import is_image_file
 from tqdm import tqdm
 
 CHAPTER = Path(__file__).parents[1] / "02_distributed/main.py"
 # The rule of every chapter.
 load_image = runpy.run_path(str(CHAPTER))["load_image"]
+# torchvision lists them as images, and cannot decode them.
+NEVER_DECODED = (".bmp", ".ppm", ".pgm", ".tif", ".tiff")
+# What may lie beside images, and folders that systems make.
+NO_IMAGES = (".txt", ".xml", ".json", ".csv", ".md", ".ds_store", "thumbs.db", "desktop.ini")
+OF_SYSTEMS = r"\..*|__MACOSX|@eaDir|lost\+found"
+LONGEST = 1000  # times its width: validation makes the short side 256 pixels
 
 
 class Report:
@@ -34,11 +43,13 @@ class Report:
     def __init__(self) -> None:
         self.errors = 0
 
-    def error(self, text: str, details: Iterable[str] = (), most: int = 10) -> None:
-        """What keeps the chapters from training; below it so many details at most."""
+    def error(self, text: str, details: Iterable[str], most: int = 10) -> None:
+        """What is wrong, unless there are no details; below it so many of them at most."""
+        details = sorted(details)
+        if not details:
+            return
         self.errors += 1
         print(f"error: {text}")
-        details = sorted(details)
         for line in details[:most]:
             print(f"    {line}")
         if len(details) > most:
@@ -48,52 +59,89 @@ class Report:
 # ---- folders ----
 
 
-def check_split(root: Path, name: str, report: Report) -> ImageFolder | None:
-    """The images of train/ or val/, counted; none if they are not in class folders."""
-    folder = root / name
-    if not folder.is_dir():
+def check_split(split: Path, report: Report) -> dict[str, list[str]]:
+    """The images of train/ or val/ by class, counted; none if there are no class folders."""
+    if not split.is_dir():
         what = "DIR is the one with train/ and val/ (ILSVRC/Data/CLS-LOC in Kaggle's archive)"
-        report.error(f"{folder} is not a folder: {what}")
-        return None
+        report.error(f"{split} is not a folder", [what])
+        return {}
 
-    flat = [path.name for path in folder.iterdir() if is_image_file(path.name)]
-    if name == "val" and flat:
-        how = "sort them into class folders: docs/en/getting-started.md, A flat val"
-        report.error(f"val/ is flat: {len(flat):,} images directly in it; {how}", flat)
-    elif flat:
-        report.error(f"{folder} has images outside of its class folders", flat)
+    images, passed_over = defaultdict(list), defaultdict(list)  # by folder, and by suffix
+    real, twice, closed = {}, [], []
+    for folder, folders, files in os.walk(split, followlinks=True, onerror=closed.append):
+        first = real.setdefault(os.path.realpath(folder), folder)
+        if first != folder:
+            twice.append(f"{folder} is {first}")
+            folders.clear()  # a link to a folder above would have no end
+            continue
+        folders.sort()
+        for path in (os.path.join(folder, name) for name in files):
+            if is_image_file(path):
+                images[folder].append(path)
+            elif not path.lower().endswith(NO_IMAGES):
+                passed_over[Path(path).suffix].append(path)
 
-    try:
-        images = ImageFolder(folder, allow_empty=True)
-    except FileNotFoundError as error:
-        if not flat:
-            report.error(f"{error} Put one there for each class, and unpack what is an archive")
-        return None
+    report.error(f"folders of {split} that links show twice", twice)
+    report.error("folders that cannot be read", [f"{e.filename}: {e.strerror}" for e in closed])
+    of_systems = [path for path in real.values() if re.fullmatch(OF_SYSTEMS, Path(path).name)]
+    report.error("folders that a system has made: no classes, and not parts of one", of_systems)
+    told = [f"{len(files):,} {kind!r}, such as {files[0]}" for kind, files in passed_over.items()]
+    report.error("files whose suffix is none of an image: training passes them over", told)
+    paths = [path for files in images.values() for path in files]
+    of_macos = [path for path in paths if Path(path).name.startswith("._")]
+    report.error("notes of macOS under the names of images: delete them", of_macos)
+    never = [path for path in paths if path.lower().endswith(NEVER_DECODED)]
+    report.error("images that no chapter can decode: make them JPEG or PNG", never)
+    return check_classes(split, images, report)
 
-    sizes = dict.fromkeys(images.classes, 0)
-    for label in images.targets:
-        sizes[images.classes[label]] += 1
-    if empty := [label for label, size in sizes.items() if not size]:
-        report.error(f"classes without an image in {name}/", empty)
+
+def check_classes(split: Path, images: dict[str, list], report: Report) -> dict[str, list[str]]:
+    """images: by folder. Returned by class."""
+    flat = images.pop(str(split), [])
+    how = "sort them into class folders: docs/en/getting-started.md, A flat val"
+    report.error(f"{split}: {len(flat):,} images outside of class folders; {how}", flat)
+    classes = {label: [] for label in next(os.walk(split), ("", [], []))[1]}
+    if not classes:
+        what = "put one there for each class, and unpack what is an archive"
+        report.error(f"no class folder in {split}", [] if flat else [what])
+        return {}
+
+    folders = defaultdict(list)
+    for folder, files in sorted(images.items()):
+        label = Path(folder).relative_to(split).parts[0]
+        classes[label] += sorted(files)
+        folders[label].append(folder)
+    if len(classes) == 1:
+        report.error(f"one class only in {split}: unpacked a folder too deep?", classes)
+    empty = [label for label, files in classes.items() if not files]
+    report.error(f"classes without an image in {split}", empty)
+    merged = [f"{label}: {', '.join(where)}" for label, where in folders.items() if where[1:]]
+    report.error("classes made of several folders", merged)
+    sizes = [len(files) for files in classes.values()]
     print(
-        f"{name}: {len(sizes):,} classes, {len(images):,} images; a class has "
-        f"{min(sizes.values()):,} to {max(sizes.values()):,}, "
-        f"median {statistics.median(sizes.values()):g}"
+        f"{split.name}: {len(sizes):,} classes, {sum(sizes):,} images; a class has "
+        f"{min(sizes):,} to {max(sizes):,}, median {statistics.median(sizes):g}"
     )
-    return images
+    return classes
 
 
 # ---- files ----
 
 
 def refusal(path: str) -> str:
-    """Why a chapter would refuse an image; empty if it would not."""
+    """Why a chapter would refuse an image, or be hurt by it; empty if neither."""
     try:
-        load_image(path)
+        _, height, width = load_image(path).shape
     except ValueError as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
+        if not error.__cause__:
+            with Image.open(path) as image:
+                frames = getattr(image, "n_frames", 1)
+                return f"not a single 8-bit image: mode {image.mode}, frames {frames}"
+        reason = str(error.__cause__).splitlines()[0]
         # torchvision puts the place in its own sources before the reason.
         return re.sub(r"^.*\.cpp:\d+, ", "", reason) or "cannot be decoded"
+    if max(height, width) > LONGEST * min(height, width):
+        return f"{width} x {height} pixels: validation enlarges the short side to 256"
     return ""
 
 
@@ -123,20 +171,18 @@ def refusals(paths: list[str], workers: int, batch: int = 32) -> list[str]:
 def check_tree(args: argparse.Namespace) -> int:
     """The whole check; returns the exit code."""
     report = Report()
-    splits = [check_split(args.dir, name, report) for name in ("train", "val")]
-    splits = [images for images in splits if images]
-    # Classes are numbered by the order of their names: one that is missing shifts the others.
-    if len(splits) == 2 and splits[0].classes != splits[1].classes:
-        alone = set(splits[0].classes) ^ set(splits[1].classes)
-        report.error("class folders not in both train/ and val/", alone)
+    train, val = (check_split(args.dir.expanduser() / name, report) for name in ("train", "val"))
+    if train and val:
+        # Classes are numbered by the order of their names: one that is missing shifts the others.
+        # In ASCII, as names may look alike.
+        report.error("class folders only in train/", map(ascii, train.keys() - val.keys()))
+        report.error("class folders only in val/", map(ascii, val.keys() - train.keys()))
 
-    if args.decode and splits:
-        paths = [path for images in splits for path, _ in images.samples]
+    if args.decode and (train or val):
+        paths = [path for split in (train, val) for files in split.values() for path in files]
         said = zip(paths, refusals(paths, args.workers), strict=True)
-        bad = {path: reason for path, reason in said if reason}
-        if bad:
-            lines = [f"{path} ({reason})" for path, reason in bad.items()]
-            report.error(f"{len(bad):,} files that no chapter can read", lines, len(lines))
+        bad = [f"{path} ({reason})" for path, reason in said if reason]
+        report.error(f"{len(bad):,} files that no chapter can read", bad, len(bad))
 
     if report.errors:
         print(f"not usable, errors: {report.errors}")
@@ -161,7 +207,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    return check_tree(parse_args(argv))
+    args = parse_args(argv)
+    sys.stdout.reconfigure(errors="backslashreplace")  # names that are not UTF-8
+    return check_tree(args)
 
 
 if __name__ == "__main__":

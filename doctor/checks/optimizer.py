@@ -39,14 +39,14 @@ def check_optimizer(rank: Rank, steps: list[dict], report: Report) -> None:
         return
     if all(step["without"] == step["parameters"] for step in learning):
         values = {"count": len(steps), "parameters": steps[0]["parameters"]}
-        return report.find("untrained:other", steps[-1]["at"], **values)
+        return report.find("untrained:other", steps[-1]["made"], **values)
 
     weights = [rank.figures["weights"].get(step["n"] - 1) for step in learning]
     weights = [figures for figures in weights if figures]
     gradients = rank.figures["gradients"].get(learning[0]["n"], [])
     if len(weights) > 2 and any(norm > 0 for norm, _ in gradients):
         if all(figures == weights[0] for figures in weights):
-            report.find("untrained", steps[-1]["at"], count=len(weights))
+            report.find("untrained", steps[-1]["made"], count=len(weights))
     return None
 
 
@@ -78,6 +78,6 @@ def check_schedule(ranks: list[Rank], report: Report) -> str | None:
                 report.find("schedule:slow", at, mild=True, length=length, steps=len(places))
 
     if over:
-        at = rank.steps[moving]["at"]
+        at = rank.sets_rate(rank.steps[moving])
         report.find("schedule:over", at, step=moving, steps=len(rates))
     return None

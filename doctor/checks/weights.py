@@ -26,7 +26,7 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
     if averages_weights(ranks):
         return "local"
 
-    at = first.steps[-1]["at"]
+    at = first.model["at"]
     steps = len(first.steps)
     by_hand = first.summed(0, steps) >= sum(sizes[0]) * steps / 2  # so many numbers, or nearly
     averaged = bool(wrappers) or first.group == "horovod" or by_hand
@@ -48,13 +48,13 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
     elif gradients and unhooked:
         event = unhooked[0]
         values = {"new": event["new"], "moved": event["moved"]}
-        report.find("unequal_gradients:unhooked", event["at"] or at, **values)
+        report.find("unequal_gradients:unhooked", at, **values)
     elif gradients:
-        report.find("unequal_gradients", at, **gradients)
+        report.find("unequal_gradients", first.steps[-1]["backward"], **gradients)
     elif rates := unequal_rates(ranks):
-        report.find("drifting_weights:rates", at, **rates)
+        report.find("drifting_weights:rates", first.sets_rate(first.steps[-1]), **rates)
     elif weights:
-        report.find("drifting_weights", at, **weights)
+        report.find("drifting_weights", first.steps[-1]["made"], **weights)
     return None
 
 

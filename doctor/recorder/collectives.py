@@ -12,7 +12,7 @@ from torch.nn import SyncBatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .notes import hook, is_library, notes, user_line
+from .notes import hook, is_library, notes, unseen, user_line
 from .window import window
 
 # Below torch.distributed's functions: those, torch.compile may trace. A new one is found by its
@@ -107,7 +107,8 @@ class Trace(TorchFunctionMode):
     def __torch_function__(
         self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
     ) -> object:
-        result = func(*args, **(kwargs or {}))
+        with unseen:
+            result = func(*args, **(kwargs or {}))
         notes.call("lost", self.follow, func, args, result)
         return result
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 
 from .contents import contents, fingerprint, length_of, numbered, to_root
-from .notes import notes, user_line
+from .notes import notes, unseen, user_line
 from .randomness import generators
 from .training import training
 from .window import window
@@ -51,7 +51,7 @@ class Data:
             return  # one from before a fork or a pickle is new to this process
 
         self.loaders += 1
-        at = user_line()
+        at = user_line(loader)
         loader._doctor = (os.getpid(), self.loaders, str(at))
 
         iterable = isinstance(loader.dataset, IterableDataset)
@@ -188,7 +188,8 @@ class Kept:
         return self
 
     def __next__(self) -> object:
-        given = next(self.iterator)
+        with unseen:
+            given = next(self.iterator)
         notes.call("indices", lambda: self.drawn.append(listed(given)))
         return given
 
@@ -212,12 +213,14 @@ def follow(kind: type) -> None:
     def following(iterator: object) -> object:
         one = getattr(iterator, "_doctor", None)
         if one is None or one.inside:
-            return own_next(iterator)
+            with unseen:
+                return own_next(iterator)
         one.inside = True
         notes.call("batch", data.before_batch, one)
         start = time.perf_counter()
         try:
-            batch = own_next(iterator)
+            with unseen:
+                batch = own_next(iterator)
         except StopIteration:
             notes.call("batch", data.end_of_pass, one)
             raise

@@ -7,24 +7,45 @@ from collections.abc import Callable
 from multiprocessing import util
 
 from .figures import figures
-from .notes import error_line, hook, notes
+from .notes import ENDED, error_line, hook, notes
 
-STATUS = []  # what sys.exit was called with
+STATUS = []  # what sys.exit was called with, as event() tells it
 
 
 def watch(probe: str, register: Callable) -> None:
     """Of a process, and of those of multiprocessing, which do not run what atexit has."""
-    hook(probe, sys, "exit", lambda status=None: STATUS.append(status))  # their failures
+    hook(probe, sys, "exit", note_status)  # their failures
     register(at_exit)
     util.register_after_fork(notes, lambda _: util.Finalize(None, at_exit, exitpriority=0))
+    own = sys.excepthook
+
+    def excepthook(*error: object) -> None:
+        if not os.path.exists(f"{notes.folder}/{ENDED}"):  # else it is none of the script's
+            own(*error)
+
+    sys.excepthook = excepthook
+
+
+def note_status(status: object = None) -> None:
+    """torch.multiprocessing's children exit with 1 where they handle an error, which is meant, and
+    once more at their end."""
+    error = sys.exc_info()[1]
+    if error or not status or not STATUS:
+        STATUS.append(told(status and (error or status)))
+
+
+def told(error: object) -> dict:
+    if isinstance(error, SystemExit):
+        error = error.code
+    return {"error": repr(error or None), "at": error_line(error)}
 
 
 def at_exit() -> None:
     if notes.pid != os.getpid():
         return
     notes.call("figures", figures.drain, wait=True)
-    status = STATUS[-1] if STATUS else None
-    error = getattr(sys, "last_value", None) or status or None
-    notes.event("exit", error=repr(error), at=error_line(error))
+    error = getattr(sys, "last_value", None) or sys.exc_info()[1]
+    status = STATUS and isinstance(error, SystemExit | None)
+    notes.event("exit", **(STATUS[-1] if status else told(error)))
     if notes.pid == notes.first:
         faulthandler.cancel_dump_traceback_later()

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 
 FOLDER = "DOCTOR_FOLDER"  # environment variable: where the events are written
+ENDED = "ended"  # a file there: the doctor is ending the job
 IDLE = 20  # seconds without an event: then the stack is written down
 HERE = os.path.dirname(__file__)
 STANDARD = os.path.dirname(os.__file__)
@@ -77,6 +78,21 @@ class Notes:
 notes = Notes()
 
 
+class Unseen:
+    """A function that calls the script's within this is left out of tracebacks; on Python 3.10,
+    which does not look at an exception's traceback again, it stays in them."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: object, frames: object) -> None:
+        if frames is not None:
+            error.__traceback__ = frames.tb_next
+
+
+unseen = Unseen()
+
+
 def hook(
     probe: str, owner: object, name: str, before: Callable = None, after: Callable = None
 ) -> None:
@@ -86,7 +102,8 @@ def hook(
     @functools.wraps(own)
     def wrapper(*args: object, **kwargs: object) -> object:
         notes.call(probe, before, *args, **kwargs)
-        result = own(*args, **kwargs)
+        with unseen:
+            result = own(*args, **kwargs)
         notes.call(probe, after, result, *args, **kwargs)
         return result
 
@@ -109,9 +126,18 @@ def error_line(error: object) -> list | None:
     return at
 
 
-def user_line() -> list | None:
-    """File and line of the innermost call in the user's own code."""
+def user_line(made: object = None) -> list | None:
+    """File and line of the innermost call in the user's own code.
+
+    made: an object. The line is then that where it is made, not one in its class's __init__.
+    """
     frame = sys._getframe(1)
-    while frame and is_library(frame.f_code.co_filename):
+    while frame and (is_library(frame.f_code.co_filename) or makes(frame, made)):
         frame = frame.f_back
     return [frame.f_code.co_filename, frame.f_lineno] if frame else None
+
+
+def makes(frame: object, made: object) -> bool:
+    if made is None or frame.f_code.co_name != "__init__":
+        return False
+    return frame.f_locals.get(frame.f_code.co_varnames[0]) is made

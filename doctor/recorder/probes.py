@@ -50,7 +50,10 @@ PROBES = (
           attach=training.before_every_step),
     Probe("step", f"{OPTIMIZER}.register_optimizer_step_post_hook",
           attach=training.after_every_step),
+    Probe("optimizer", f"{OPTIMIZER}.Optimizer.__init__", after=training.training.new_optimizer),
     Probe("scheduler", "torch.optim.lr_scheduler.LRScheduler.__init__",
+          after=training.training.new_scheduler),
+    Probe("scheduler", "torch.optim.lr_scheduler.ReduceLROnPlateau.__init__",  # it calls no other
           after=training.training.new_scheduler),
     Probe("scale", "torch.amp.GradScaler.scale", training.training.scale),
     Probe("unscale", "torch.amp.GradScaler.unscale_", training.training.unscale),

@@ -27,6 +27,7 @@ class Training:
         self.gradients = None  # figures of them, until the step is done
         self.done = True  # a step() inside a step(), as Horovod has them, counts once
         self.optimizers = weakref.WeakKeyDictionary()  # -> the number of each
+        self.made = weakref.WeakKeyDictionary()  # an optimizer or DDP -> its line
         self.schedulers = weakref.WeakKeyDictionary()
         self.model = lambda: None  # that is trained, if it still exists
         self.wrapped = {}  # a parameter's id -> the node of the graph that DDP waits for
@@ -60,6 +61,7 @@ class Training:
             "step",
             n=self.steps,
             at=user_line(),
+            made=self.made.get(optimizer) or user_line(),
             optimizer=self.optimizers.setdefault(optimizer, len(self.optimizers) + 1),
             rates=[float(rate) for rate in rates if isinstance(rate, int | float)],
             parameters=len(parameters),
@@ -102,6 +104,7 @@ class Training:
         wrappers = ["sharded"] * bool(zero or parts)
         unused = False
         group = None
+        at = self.made.get(optimizer) or user_line()
 
         for module in model.modules():
             name = type(module).__name__
@@ -111,10 +114,11 @@ class Training:
                 wrappers.append(name)
             if isinstance(module, DistributedDataParallel):
                 unused = module.find_unused_parameters
+                at = self.made.get(module, at)
                 group = dist.get_process_group_ranks(module.process_group)
         notes.event(
             "model",
-            at=user_line(),
+            at=at,
             wrappers=wrappers,
             unused=unused,
             group=group,
@@ -124,10 +128,10 @@ class Training:
 
     def wrap(self, _: object, ddp: object, *args: object, **kwargs: object) -> None:
         """DDP waits for a node of the graph, which a parameter that is moved has anew."""
-        at = user_line()
+        self.made[ddp] = user_line(ddp)
         for p in ddp.module.parameters():
             if p.requires_grad:
-                self.wrapped[id(p)] = (node(p), at)
+                self.wrapped[id(p)] = node(p)
 
     def find_unhooked(self, parameters: list) -> None:
         """Parameters with a gradient that came behind DDP's back."""
@@ -135,11 +139,10 @@ class Training:
             return
         mine = [p for p in parameters if p.grad is not None and p.requires_grad]
         known = [p for p in mine if id(p) in self.wrapped]
-        lost = [p for p in known if self.wrapped[id(p)][0] is not node(p)]
+        lost = [p for p in known if self.wrapped[id(p)] is not node(p)]
         new = len(mine) - len(known)
         if lost or new:
-            at = self.wrapped[id(known[0])][1] if known else None
-            notes.event("unhooked", at=at, new=new, moved=len(lost))
+            notes.event("unhooked", new=new, moved=len(lost))
             self.wrapped.clear()  # once is enough
 
     def buffers(self, number: int) -> None:
@@ -154,13 +157,16 @@ class Training:
         if found:
             figures.write("buffers", number, figures_of(found))
 
+    def new_optimizer(self, _: object, optimizer: object, *args: object, **kw: object) -> None:
+        self.made[optimizer] = user_line(optimizer)
+
     def new_scheduler(self, _: object, scheduler: object, *args: object, **kw: object) -> None:
         lengths = [getattr(scheduler, n, None) for n in ("T_max", "total_steps", "total_iters")]
         self.schedulers[scheduler] = len(self.schedulers) + 1
         notes.event(
             "scheduler",
             id=self.schedulers[scheduler],
-            at=user_line(),
+            at=user_line(scheduler),
             kind=type(scheduler).__name__,
             length=next((length for length in lengths if isinstance(length, int)), None),
         )

@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from .notes import notes
+from .notes import notes, user_line
 
 
 class Window:
@@ -20,6 +20,7 @@ class Window:
         self.told: list = []  # the pass while ranks exchanged a tensor, their group, its size
         self.exchanged: dict[tuple, int] = {}  # of those before backward: group -> largest size
         self.backwards = 0  # until the step
+        self.at = None  # the line of the latest one
 
     def batch(self, one: object, model: object) -> None:
         """model: the one that is trained, if it is known by now."""
@@ -32,6 +33,7 @@ class Window:
 
     def backward(self) -> None:
         self.backwards += 1
+        self.at = user_line() or self.at  # in a thread of autograd there is none
         with self.lock:
             given, self.given = self.given, []
         self.chosen = self.choose(given)
@@ -58,14 +60,14 @@ class Window:
             return self.chosen  # several backward passes over a batch, or an evaluation between
         # A pass that was fetched as a whole, and is learned from now.
         whole = [one for one in given if one.learns or not one.ended]
-        again = [one for one in whole if not self.lines or one.line in self.lines]
-        return again[-1:] or self.chosen or given[-1:]
+        return [one for one in whole if not self.lines or one.line in self.lines][-1:]
 
     def step(self) -> dict:
         """For the event of an optimizer's step: what it has learned from."""
         if not self.backwards:
             self.backward()  # by torch.autograd.grad, say
         fields = {
+            "backward": self.at,
             "passes": list(self.trained),
             "exchanged": [[size, list(group)] for group, size in self.exchanged.items()],
         }

@@ -69,7 +69,7 @@ RIGHT = {
         "        images, targets = train_set[torch.randint(len(train_set), (8,))]\n",
     ),
     "a pass of no batches": (
-        LOOP, "    list(DataLoader(val_set, batch_size=8, sampler=[]))\n" + LOOP,
+        STEP, STEP + "        list(DataLoader(val_set, batch_size=8, sampler=[]))\n",
     ),
     "a loader that is let go": (  # and so are its workers, whom nobody else would end
         "from datetime import timedelta\n", "import weakref\nfrom datetime import timedelta\n",

@@ -35,9 +35,10 @@ from slurm import skip_without_slurm
 from doctor import checks
 from doctor.checks.randomness import equal_stream
 from doctor.checks.speed import check_devices
+from doctor.command import NAMES
 from doctor.findings import KINDS, SEVERITIES
-from doctor.ranks import Rank
-from doctor.report import LANGUAGES, Finding, Report, read_words
+from doctor.ranks import Rank, ranks_of
+from doctor.report import LANGUAGES, Finding, Report, explain, read_words
 
 
 def test_nothing_in_a_right_script(crew: Crew, tmp_path: Path) -> None:
@@ -179,6 +180,19 @@ def test_words_and_pages() -> None:
                 assert f"{{#{heading}}}" in (ROOT / "docs" / language / file).read_text(), link
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_explanations(language: str) -> None:
+    """Each finding has one, the page's own text, with the advice of each of its kinds."""
+    page = (ROOT / "docs" / language / "doctor.md").read_text()
+    text = (ROOT / f"doctor/words/explained.{language}.md").read_text()
+    assert sorted(re.findall(r"<!-- (.*) -->", text)) == sorted(NAMES)
+    for name in NAMES:
+        title, _, paragraph, _, *advices = explain(language, name).split("\n")
+        assert name in title and len(paragraph) > 80, name
+        assert all(advice.startswith("-> ") for advice in advices) and advices, name
+        assert f"\n@table doctor/words/explained.{language}.md {name}\n" in page, name
+
+
 TOOL = [sys.executable, ROOT / "doctor"]
 TORCHRUN = [
     sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
@@ -192,6 +206,10 @@ def test_bad_use(tmp_path: Path) -> None:
         ("--json", "no/folder/v.json", "true"): "--json no/folder/v.json: there is no folder that",
         ("--steps", "-1", "true"): "--steps and --seconds are numbers above 0",
         (): "no command: type your launch line after it",
+        ("--still", "5", "true"): "--still 5: at least 60",
+        ("--still", "nan", "true"): "--still nan: at least 60",
+        ("--still", "soon", "true"): "--still: invalid float value: 'soon'",
+        ("--explain", "same_ordr"): "--explain same_ordr: no such finding; there are unequal",
         ("--allow", "same_ordr", "true"): "--allow same_ordr: no such finding; there are unequal",
         ("no-such-program", "x"): "cannot be started: no-such-program: No such file or directory",
         ("./plain.py", "x"): "cannot be started: ./plain.py: Permission denied",
@@ -200,6 +218,7 @@ def test_bad_use(tmp_path: Path) -> None:
     }.items():
         result = run([*TOOL, *words], tmp_path)
         assert result.returncode == 2 and line in result.stderr, result.output
+        assert line in result.stderr.splitlines()[-1], result.output
         assert "doctor/command.py" not in result.stderr, result.output
 
 
@@ -210,7 +229,8 @@ def endless(folder: Path) -> Path:
 
 
 def test_ctrl_c(tmp_path: Path) -> None:
-    """No process is left behind (run and finish look for them), and there is a verdict."""
+    """No process is left behind (run and finish look for them), there is a verdict, and nothing
+    looks like an error of the program."""
     process = start([*TOOL, *TORCHRUN, endless(tmp_path)], tmp_path)
     deadline = time.monotonic() + PATIENCE
     while not (tmp_path / "checkpoint.pt").exists():
@@ -219,8 +239,69 @@ def test_ctrl_c(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     result = finish(process)
     assert result.returncode == 0, result.output
-    for said in ("ended: ctrl-c", "Nothing found.", "same_order"):
+    for said in ("ends the job (ctrl-c)", "ended: ctrl-c", "Nothing found.", "same_order"):
         assert said in result.stdout, result.output
+    assert "Traceback" not in result.output and "ended by" not in result.output, result.output
+
+
+SPAWNED = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Broken(Dataset):
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        return torch.ones(2) if index < 5 else torch.ones(2)[index]
+
+
+class Loader(DataLoader):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+
+
+def train(rank):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for images in Loader(Broken()):
+        model(images).sum().backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, nprocs=1)
+"""
+
+
+def test_an_error_of_the_script(tmp_path: Path) -> None:
+    """It is told with its own words also by mp.spawn, whose children exit with 1, and its traceback
+    is that without the doctor."""
+    (tmp_path / "script.py").write_text(SPAWNED)
+    watched = run([*TOOL, "--lang", "en", sys.executable, "script.py"], tmp_path)
+    plain = run([sys.executable, "script.py"], tmp_path)
+    assert "rank 0 ended by IndexError('index 5 is out of bounds" in watched.stdout, watched.output
+    frames = [re.findall(r'^  File "(.+)", line (\d+)', r.stderr, re.M) for r in (watched, plain)]
+    if sys.version_info >= (3, 11):
+        assert frames[0] == frames[1] and len(frames[0]) > 9, watched.output
+    assert watched.returncode == 2, watched.output
+
+
+def test_ended_by_a_signal_to_all(tmp_path: Path) -> None:
+    """An error of a rank just before the doctor is told to end is none of its own."""
+
+    def ended(error: str, before: float) -> dict:
+        start = {"e": "process", "t": 0, "pid": 1, "host": "a", "torch": "2"}
+        rank = {"e": "rank", "t": 1, "rank": 0, "world": 1, "group": "0"}
+        step = {"e": "step", "t": 2, "passes": []}
+        leaves = {"e": "exit", "t": 100 - before, "error": error, "at": None}
+        [found] = ranks_of({tmp_path / "a.jsonl": [start, rank, step, leaves]}, stopped=100)
+        return found.ended
+
+    assert ended("KeyboardInterrupt()", 0.5) == ended("None", -0.5) == {}
+    assert ended("ValueError()", 2)["error"] == "ValueError()"
+    assert ended("None", 0.5)["error"] == "None"
 
 
 def test_steps(tmp_path: Path) -> None:
@@ -234,13 +315,32 @@ def test_steps(tmp_path: Path) -> None:
     assert [row["id"] for row in written["not_checked"]] == ["shared_gpu"]
 
 
-@pytest.mark.proof
-def test_hang(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["--still", pytest.param("--seconds", marks=pytest.mark.proof)])
+def test_hang(by: str, tmp_path: Path) -> None:
     """A run that stands still is ended, and judged by where the ranks were."""
     text = faults.broken("collective_order").replace("seconds=10", "seconds=600")
     (tmp_path / "script.py").write_text(text)
-    result = run([*TOOL, "--seconds", "60", *TORCHRUN, tmp_path / "script.py"], tmp_path)
+    result = run([*TOOL, by, "60", "--lang", "en", *TORCHRUN, "script.py"], tmp_path)
     assert result.returncode == 1 and "HANG AHEAD  collective_order" in result.stdout, result.output
+    lines = text.splitlines()
+    for rank, call in enumerate(("barrier", "all_reduce")):
+        [line] = {n for n, one in enumerate(lines, 1) if f"dist.{call}(" in one}
+        assert f"rank {rank} stood still at script.py:{line}, in {call}\n" in result.stdout
+    assert f"ended: {by[2:]}\n" in result.stdout and "Traceback" not in result.output
+
+
+@pytest.mark.proof
+def test_a_rank_that_never_comes(tmp_path: Path) -> None:
+    """Nothing can be judged then; where the processes stood still is told."""
+    (tmp_path / "script.py").write_text(
+        "import os, time\nimport torch.distributed as dist\n"
+        "if os.environ['RANK'] == '1':\n    time.sleep(600)\n"
+        "dist.init_process_group('gloo')\n"
+    )
+    result = run([*TOOL, "--still", "60", *TORCHRUN, "script.py"], tmp_path)
+    for line in ("4", "5, in init_process_group"):
+        assert f"a process stood still at script.py:{line}\n" in result.stdout, result.output
+    assert "it was ended (still) before a loader" in result.stderr and result.returncode == 2
 
 
 FLAGS = ["--synthetic", "80", "--epochs", "2", *TINY, "--workers", "1", "--output-dir", "out"]
@@ -319,6 +419,10 @@ def test_one_file(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(faults.broken("same_order"))
     result = run([sys.executable, packed, "--lang", "zh", *TORCHRUN, "script.py"], tmp_path)
     assert result.returncode == 1 and "WRONG RESULT  same_order" in result.stdout, result.output
+    more = shlex.join([sys.executable, str(packed), "--explain", "same_order"])
+    assert f"     {more}\n" in result.stdout, result.output
+    result = run([*shlex.split(more), "--lang", "zh"], tmp_path)
+    assert result.stdout == explain("zh", "same_order") + "\n", result.output
 
 
 def test_contract_of_the_two_halves() -> None:

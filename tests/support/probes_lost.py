@@ -26,6 +26,7 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "backward": (("no_sync", "lost"), NOTHING_TRAINED),
     "gradients": (NO_STEP, {}),
     "step": (NO_STEP, {}),
+    "optimizer": ((), {"step": {"made": None}, "model": {"at": None}}),
     "scheduler": (("scheduler",), {"step": {"schedules": []}}),
     "scale": ((), {"clip": {"scaled": False}}),
     "unscale": ((), {"clip": {"scaled": True}}),

@@ -12,6 +12,7 @@ import check_imagenet as tool
 import pytest
 from harness import TOOLS, run
 from PIL import Image
+from torchvision.datasets import ImageFolder
 
 # torchvision 0.29 announces that decode_image will move to TorchCodec; the chapters use it.
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
@@ -21,9 +22,11 @@ CLASSES = ("n01440764", "n01443537", "n02119789")
 Capture = pytest.CaptureFixture[str]
 
 
-def picture(mode: str = "RGB", kind: str = "JPEG", **options: object) -> bytes:
+def picture(
+    mode: str = "RGB", kind: str = "JPEG", size: tuple = (24, 16), **options: object
+) -> bytes:
     """A noisy picture as the bytes of a file."""
-    noise = Image.frombytes("RGB", (24, 16), os.urandom(24 * 16 * 3))
+    noise = Image.frombytes("RGB", size, os.urandom(size[0] * size[1] * 3))
     file = io.BytesIO()
     noise.convert(mode).save(file, kind, **options)
     return file.getvalue()
@@ -76,31 +79,99 @@ def hide(split: Path) -> None:
     write(split / "a.tar")
 
 
-# What is done to a sound tree, and the line that says so.
-FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no val": (lambda root: shutil.rmtree(root / "val"), ".*/val is not a folder"),
+A, B, C = CLASSES
+
+
+def deeper(root: Path) -> None:
+    """Unpacked once too often: train/train/n01440764."""
+    for split in (root / "train", root / "val"):
+        split.rename(root / "moved")
+        split.mkdir()
+        (root / "moved").rename(split / split.name)
+
+
+# What is done to a sound tree, the line that says so, and what stands below it.
+FOLDERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "no val": (lambda root: shutil.rmtree(root / "val"), ".*/val is not a folder", "DIR is"),
     "flat val": (
         lambda root: [write(root / f"val/{number}.jpg") for number in range(30)],
-        "val/ is flat: 30 images directly",
+        ".*/val: 30 images outside of class folders", ".*/val/0.jpg",
     ),
-    "no class": (lambda root: hide(root / "train"), "Couldn't find any class folder .* unpack"),
-    "val only": (lambda root: write(root / "val/b/x.jpg"), "class folders not in both"),
+    "no class": (lambda root: hide(root / "train"), "no class folder in .*/train", ".* unpack"),
+    "val only": (lambda root: write(root / "val/b/x.jpg"), "class folders only in val/", "'b'$"),
+    "looks alike": (
+        lambda root: (root / "train" / A).rename(root / "train" / f"{A}\r"),
+        "class folders only in train/", rf"'{A}\\r'$",
+    ),
     "empty": (
         lambda root: [write(root / x / "n/x.gif", b"") for x in ("train", "val")],
-        "classes without an image in train/",
+        "classes without an image in .*/train", "n$",
     ),
-    "loose": (lambda root: write(root / "train/x.jpg"), ".*/train has images outside"),
-}
+    "loop": (
+        lambda root: (root / "train" / A / "back").symlink_to(root / "train"),
+        "folders of .*/train that links show twice", rf".*/{A}/back is .*/train$",
+    ),
+    "one class": (deeper, "one class only in .*/train", "train$"),
+    "merged": (
+        lambda root: write(root / "train" / A / "dogs/x.jpg"),
+        "classes made of several folders", rf"{A}: .*/{A}, .*/{A}/dogs$",
+    ),
+    "passed over": (
+        lambda root: [write(root / "train" / A / f"{n}.GIF") for n in (1, 2)],
+        "files whose suffix is none of an image", r"2 '.GIF', such as .*/\d.GIF$",
+    ),
+    "hidden": (
+        lambda root: write(root / "val" / B / ".ipynb_checkpoints/x.jpg"),
+        "folders that a system has made", f".*/{B}/.ipynb_checkpoints$",
+    ),
+    "of macOS": (lambda root: write(root / "val" / B / "._x.jpg"), "notes of macOS", ".*/._x.jpg"),
+    "tiff": (lambda root: write(root / "val" / B / "x.TIF"), "images that no chapter", ".*/x.TIF"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FOLDERS)
 def test_folders(tree: Path, capsys: Capture, case: str) -> None:
-    change, pattern = FOLDERS[case]
+    change, pattern, detail = FOLDERS[case]
     change(tree)
     code, lines = check(capsys, tree)
-    assert any(re.match(f"error: {pattern}", line) for line in lines), lines
+    (row,) = [n for n, line in enumerate(lines) if re.match(f"error: {pattern}", line)]
+    assert re.match(f"    {detail}", lines[row + 1]), lines
     assert code == 1 and lines[-1].startswith("not usable, ")
-    assert sum(line.startswith("    ") for line in lines) <= 11, "10 details, and how many more"
+    details = "".join(" " if line.startswith("    ") else "x" for line in lines).split("x")
+    assert max(map(len, details)) <= 11, "10 details, and how many more"
+
+
+def test_of_what_training_takes(tree: Path, capsys: Capture) -> None:
+    """ImageFolder finds as many; links to folders elsewhere, folders in classes and what else
+    lies there are no faults."""
+    (tree / "train" / A).rename(tree / "elsewhere")
+    (tree / "train" / A).symlink_to(tree / "elsewhere")
+    (tree / "train" / B).rename(tree / "images")
+    (tree / "images").rename((tree / "train" / B).mkdir() or tree / "train" / B / "images")
+    write(tree / "train" / B / "boxes.txt", b"")
+    write(tree / "train" / B / ".DS_Store", b"")
+    code, lines = check(capsys, tree)
+    taken = ImageFolder(tree / "train")
+    assert code == 0 and lines[0].startswith(f"train: 3 classes, {len(taken)} images"), lines
+
+
+def test_folder_that_cannot_be_entered(tree: Path, tmp_path: Path) -> None:
+    (tree / "val" / C).chmod(0)
+    # Root enters every folder, but for these two rights.
+    drop = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+    tool_ = [sys.executable, TOOLS / "check_imagenet.py", tree]
+    result = run([*(drop if os.geteuid() == 0 else []), *tool_], tmp_path)
+    (tree / "val" / C).chmod(0o755)
+    said = f"error: folders that cannot be read\n    {tree}/val/{C}: Permission denied\n"
+    assert result.returncode == 1 and said in result.stdout, result.output
+
+
+def test_names_that_are_not_utf8(tree: Path, tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.jpg")
+    write(tree / "train" / A / name, b"no image")
+    command = [sys.executable, TOOLS / "check_imagenet.py", tree, "--decode"]
+    result = run(command, tmp_path, env={"PYTHONIOENCODING": "utf-8:strict"})
+    assert result.returncode == 1 and r"caf\udce9.jpg (Unsupported" in result.stdout, result.output
 
 
 # ---- files ----
@@ -116,10 +187,11 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "cut.png": (picture(kind="PNG")[:-40], ""),
     "bitmap.JPEG": (picture(kind="BMP"), "Only jpeg, png, webp and gif"),
     "frames.webp": (frames("WEBP"), ""),
-    "gif.JPEG": (frames("GIF"), "not a single 8-bit image"),
+    "gif.JPEG": (frames("GIF"), "not a single 8-bit image: mode P, frames 3"),
     "damaged.png": (bytes(DAMAGED), ""),
     "damaged too.png": (bytes(DAMAGED), ""),
-    "16 bits.png": (picture("I;16", "PNG"), "not a single 8-bit image"),
+    "16 bits.png": (picture("I;16", "PNG"), "not a single 8-bit image: mode I;16, frames 1"),
+    "line.png": (picture(kind="PNG", size=(1, 2000)), "1 x 2000 pixels: validation enlarges"),
 }
 # What looks odd, and is decoded all the same.
 USABLE = {"cmyk.jpg": picture("CMYK"), "png.JPEG": picture("P", "PNG"), "mpo.jpg": frames("MPO")}

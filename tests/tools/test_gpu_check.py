@@ -365,7 +365,7 @@ def test_pinning_is_not_ours(tmp_path: Path) -> None:
         assert len(result.lines("DeprecationWarning:")) == count, result.output
 
 
-@pytest.mark.parametrize("kind", ["", "-oldest", "-zensical"])
+@pytest.mark.parametrize("kind", ["", "-oldest"])
 def test_set_up_says_what_it_does(kind: str, tmp_path: Path) -> None:
     """One line for each step, with its size, before pip is silent for minutes."""
     python = tmp_path / f"venv{kind}/bin/python"  # does nothing

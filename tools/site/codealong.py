@@ -11,7 +11,6 @@ import re
 import shlex
 import xml.etree.ElementTree as etree
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from markdown import Extension, Markdown
@@ -47,11 +46,9 @@ def this_page(md: Markdown) -> Any:
 
 
 def language_of(md: Markdown) -> str:
-    """zh or en, the name of the page's folder: MkDocs knows it by page, Zensical by site."""
+    """zh or en, the name of the page's folder."""
     if page := this_page(md):
         return page.src_uri.split("/")[0]
-    if "rendering_context" in md.preprocessors:
-        return Path(md.preprocessors["rendering_context"].config["docs_dir"]).name
     return "en"
 
 

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs, for a site that does not know its address, nor that of the repository."""
+"""Hooks of MkDocs: files beside the pages, and links of a site that does not know its address."""
 
 import re
 import shutil
@@ -8,7 +8,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.pages import Page
 
 from tools.site.codealong import COPIES, linked
+from tools.site.plain import plain
 from tools.site.source import ROOT, read
+
+listed: dict[str, str] = {}  # plain Markdown: its place in the site -> a line of llms.txt
 
 
 def on_pre_build(config: MkDocsConfig) -> None:
@@ -16,14 +19,34 @@ def on_pre_build(config: MkDocsConfig) -> None:
     read.cache_clear()
 
 
-def on_post_page(output: str, page: Page, **_: object) -> str:
-    """The other language of a home page is "/" or "/en/", which is wrong below a path."""
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    write_plain(page, config)
+    # The other language of a home page is "/" or "/en/", which is wrong below a path.
     root = "../" * page.url.count("/") or "./"
     return re.sub(r'href="/((?:en/)?)" hreflang', rf'href="{root}\1" hreflang', output)
 
 
+def write_plain(page: Page, config: MkDocsConfig) -> None:
+    """convert.md beside convert/: for those who read without a browser."""
+    language, _, name = page.file.src_uri.partition("/")
+    place = name if language == "zh" else page.file.src_uri
+    source = Path(page.file.abs_src_path).read_text(encoding="utf-8")
+    target = Path(config.site_dir, place)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(plain(source, language, config.repo_url or ""), encoding="utf-8")
+    about = page.meta.get("description", "")
+    listed[place] = f"- [{page.title}]({config.site_url or ''}{place})" + f": {about}" * bool(about)
+
+
 def on_post_build(config: MkDocsConfig) -> None:
-    """Copies of the files that pages show and link to."""
+    """llms.txt (llmstxt.org), and copies of the files that pages show and link to. Called once for
+    each language: the last time all pages are known."""
+    english = [line for place, line in listed.items() if place.startswith("en/")]
+    chinese = [line for place, line in listed.items() if not place.startswith("en/")]
+    about = "Training on many GPUs with PyTorch: each page as plain Markdown, with its code"
+    parts = ["# PyTorch multi-GPU cookbook", "", f"> {about}", ""]
+    parts += ["## English", "", *english, "", "## 中文", "", *chinese, ""]
+    Path(config.site_dir, "llms.txt").write_text("\n".join(parts), encoding="utf-8")
     for path in linked:
         target = Path(config.site_dir, COPIES, f"{path}.txt")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ ReduceLROnPlateau was given the loss of each rank's own batches. These differ, s
 their rates in different epochs; the gradients were equal, and the weights drifted apart. With
 three GPUs it was noticed in the printed logs. Mended as the project did, one day later (pull 277):
 the scheduler is given the average of all ranks. Theirs used Horovod; here it is DDP.
-Doctor: drifting_weights at optimizer.step()
+Doctor: drifting_weights at scheduler = ReduceLROnPlateau(
 """
 
 import sys

@@ -6,7 +6,7 @@ optimizer that is made at that moment takes these, while training goes on with t
 our small run prints the same loss at the end as at the start. The report shows it on a model of
 one parameter, which a single process and DDP do train. No answer was found in the stored thread;
 mended here by making the optimizer after fully_shard, before anything runs.
-Doctor: untrained at optimizer.step()
+Doctor: untrained at return torch.optim.SGD(
 """
 
 import sys

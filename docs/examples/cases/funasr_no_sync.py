@@ -6,7 +6,7 @@ were inside no_sync: at the step each rank held gradients of its own. With accum
 most tests, both conditions agree. It was found by reading, and shown on two CPU ranks: 4.0 and
 7.0, where both must be 5.5. Mended as the project did, in one of its two trainers: the same
 condition decides about no_sync and about the step.
-Doctor: unequal_gradients at self.optim.step()
+Doctor: unequal_gradients at self.forward_step(*batch).backward()
 """
 
 import sys

@@ -5,7 +5,7 @@ Right after prepare() a helper replaced the wrapped models by their .module, so 
 nothing: N processes trained N models, each on a share of the pictures, and one of them was saved.
 The reporter noticed it with a sleep in one worker: the other one did not wait for it.
 Mended as the project did: the helper was deleted, and training goes through the wrappers.
-Doctor: unequal_gradients at optimizer.step()
+Doctor: unequal_gradients at loss.backward()
 """
 
 import sys

@@ -5,7 +5,7 @@ With its fused loss the trainer took the model out of the wrapper. DDP's own for
 what prepares the averaging of gradients, so each rank kept its own, in three releases. A
 maintainer noticed it when he compared the gradients of two GPUs: 310 of 310 parameters differed.
 Mended as the project did: the loss is computed through the wrapper.
-Doctor: unequal_gradients at self.optimizer.step()
+Doctor: unequal_gradients at loss.backward()
 """
 
 import sys
