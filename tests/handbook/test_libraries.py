@@ -116,7 +116,14 @@ def seen(files, split=True, **shuffled):
     return epochs(dataset, lambda rows: [row["number"] for row in rows])
 
 
+from recipes import RecordFiles
+from pyarrow.parquet import ParquetFile
+
+READ_PARQUET
+files = [f"{number}.parquet" for number in range(8)]
+shared = RecordFiles(files, read_parquet, rank, world_size)
 answers = {
+    "parquet": epochs(shared, lambda rows: [row["number"] for row in rows]),
     "as on the page": seen(8, seed=0),
     "without a seed": seen(8),
     "without a split": seen(8, split=False, seed=0),
@@ -146,7 +153,10 @@ def test_webdataset(play: Callable, tmp_path: Path) -> None:
 
 
 def test_datasets(play: Callable, tmp_path: Path) -> None:
-    both, _ = play("datasets", BEGIN + DATASETS + END, tmp_path)
+    fence = re.search(r"^def read_parquet.*?(?=```)", PAGES[0].read_text(), re.M | re.S)
+    script = BEGIN + DATASETS.replace("READ_PARQUET", fence[0]) + END
+    both, _ = play("datasets", script, tmp_path)
+    assert once(*(answers["parquet"] for answers in both), 8)
     first, second = (answers["as on the page"] for answers in both)
     assert once(first, second, 8) and first[0] != first[1]
     assert not once(*(answers["without a seed"] for answers in both), 8)
