@@ -34,6 +34,15 @@ from .report import LANGUAGES, Report, explain, listed, short
 NAMES = [name for name in KINDS if ":" not in name]
 
 
+def names(text: str) -> list[str]:
+    found = text.split(",")
+    for name in found:
+        if name not in NAMES:
+            known = ", ".join(NAMES)
+            raise argparse.ArgumentTypeError(f"{name}: no such finding; there are {known}")
+    return found
+
+
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="doctor",
@@ -48,14 +57,11 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--json", metavar="FILE", help="write the verdict there too")
     parser.add_argument("--lang", choices=LANGUAGES, help="of the verdict; else your locale's")
-    parser.add_argument("--allow", metavar="ID[,ID]", default="", help="findings that are notes")
-    parser.add_argument("--explain", metavar="ID", default="", help="say more of a finding")
+    ids = {"type": names, "metavar": "ID[,ID]", "default": []}
+    parser.add_argument("--allow", **ids, help="findings that are notes")
+    parser.add_argument("--explain", **ids, help="say more of findings, and run nothing")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the usual launch line")
     args = parser.parse_args()
-    for flag, given in (("--allow", args.allow), ("--explain", args.explain)):
-        for name in filter(None, given.split(",")):
-            if name not in NAMES:
-                parser.error(f"{flag} {name}: no such finding; there are {', '.join(NAMES)}")
     if args.explain:
         return args
     if not args.command:
@@ -127,7 +133,7 @@ def main() -> None:
     chinese = str(locale.getlocale()[0]).startswith(("zh", "Chinese"))
     language = args.lang or ("zh" if chinese else "en")
     if args.explain:
-        print("\n\n".join(explain(language, name) for name in args.explain.split(",")))
+        print("\n\n".join(explain(language, name) for name in args.explain))
         return
 
     # What the command leaves running may still write there.
@@ -145,7 +151,7 @@ def main() -> None:
         if rank.stack:
             print_still(f"rank {rank.rank}", rank.stack, rank.inside)
 
-    report = Report(language, tuple(args.allow.split(",")))
+    report = Report(language, tuple(args.allow))
     judge(ranks, report)
     print("\n" + report.text())
     if "GITHUB_ACTIONS" in os.environ:

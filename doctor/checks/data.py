@@ -43,8 +43,10 @@ def check_samples(ranks: list[Rank], report: Report) -> str | None:
     again = [pair for by in trained for passes in by.values() for pair in pairwise(passes)]
     for before, now in again:
         check_order(before, now, report)
-    endless = [check_endless(one, report) for by in trained for part in by.values() for one in part]
-    if not again and not any(endless):
+    endless = [one for by in trained for passes in by.values() for one in passes]
+    for one in endless:
+        check_endless(one, report)
+    if not again and not any(has_epochs(one, len(ranks)) for one in endless):
         report.skip("same_order", "epoch")
     for name in ("same_samples", "overlapping_samples") if sharing else ():
         report.skip(name, "together")
@@ -131,18 +133,35 @@ def check_whole(epochs: list[tuple[Pass, ...]], report: Report) -> None:
     skipped = []
     for epoch, passes in enumerate(epochs, 1):
         loader = passes[0].loader
-        unseen = (loader["length"] or 0) - len(set().union(*(one.keys() for one in passes)))
+        seen = [set(one.keys()) for one in passes]
+        own = own_shares(passes)
+        unseen = (own or loader["length"] or 0) - len(set().union(*seen))
         dropped = len(passes) * (max(one.size() for one in passes) + 1)  # batch and share cut off
         if loader["iterable"] or re.search(CHOSEN, loader["sampler"]) or unseen <= dropped:
             return
         if not all(comparable(passes[0], other) for other in passes[1:]):
             return
+        if own and any(
+            abs(len(part) * len(passes) - one.loader["length"]) > dropped
+            for part, one in zip(seen, passes, strict=True)
+        ):
+            return  # no second division: a sampler that leaves some out on purpose
         if all(one.whole() for one in passes):
-            values = {"epoch": epoch, "unseen": unseen, "count": loader["length"]}
+            values = {"epoch": epoch, "unseen": unseen, "count": own or loader["length"]}
             skipped.append((loader["at"], values))
     if skipped and report.all_ranks and len(epochs[0]) > 1:
         at, values = skipped[0]
-        report.find("overlapping_samples:skipped", at, **values)
+        name = "overlapping_samples:again" if own else "overlapping_samples:skipped"
+        report.find(name, at, **values)
+
+
+def own_shares(passes: tuple[Pass, ...]) -> int:
+    """If each rank has another Subset, and they may be parts of the whole: their samples."""
+    parts = {one.loader["subset"]: one.loader["length"] for one in passes}
+    if "" in parts or len(parts) < max(2, len(passes)):
+        return 0
+    count = sum(parts.values())
+    return count if count <= passes[0].loader["root"] else 0
 
 
 def check_streams(keys: list[list], loader: dict, epoch: int, report: Report) -> None:
@@ -175,18 +194,23 @@ def check_order(before: Pass, now: Pass, report: Report) -> None:
         report.find("same_order", now.loader["at"], count=count)
 
 
-def check_endless(one: Pass, report: Report) -> bool:
-    """A pass that goes on for several epochs: is the second one like the first? Whether it does."""
+def check_endless(one: Pass, report: Report) -> None:
+    """A pass that goes on for several epochs: is the second one like the first?"""
     keys = one.keys()
     if one.loader["iterable"] or keys.count((keys or [None])[0]) < 2:
-        return False
+        return
     count = keys.index(keys[0], 1)  # where the first sample comes again
     epoch = keys[:count]
     if count < 6 or len(set(epoch)) < count:
-        return False
+        return
     if epoch != sorted(epoch) and epoch == keys[count : 2 * count]:
         report.find("same_order:endless", one.loader["at"], count=count)
-    return len(keys) >= 2 * count
+
+
+def has_epochs(one: Pass, ranks: int) -> bool:
+    """Whether a pass goes on for two epochs, if the ranks divide the samples."""
+    length = one.loader["length"]
+    return bool(length) and len(one.keys()) >= 2 * length / ranks
 
 
 def comparable(one: Pass, other: Pass) -> bool:

@@ -1,13 +1,13 @@
 """Which samples are evaluated, with which statistics, and what is reported."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 
-from ..findings import TRAINING, WASTED, WRONG, check, finds
+from ..findings import NOTE, TRAINING, WASTED, WRONG, check, finds
 from ..ranks import Pass, Rank
 from ..report import Report, listed
 from .data import CHOSEN, comparable
-from .weights import differ
+from .weights import compared, differ, differences, stay
 
 NEEDS = f"{TRAINING} indices collectives files save"
 
@@ -104,13 +104,15 @@ def added_up(phase: list[list[Pass]]) -> set[float]:
 
 @check(between=True, unless="unequal_steps")
 @finds("unequal_buffers", WRONG, "recipes.md#batchnorm", f"{TRAINING} collectives")
+@finds("unequal_buffers:statistics", NOTE, "recipes.md#batchnorm")
 def check_buffers(ranks: list[Rank], report: Report) -> str | None:
     """Are BatchNorm's statistics equal where ranks evaluate?"""
     if report.teams.together:
         return "together"
+    check_statistics(ranks, report)
     found = [rank for rank in ranks if rank.figures["buffers"]]
     if len(found) < 2:
-        return "buffers"
+        return None if report.has("unequal_buffers") else "buffers"
     first = found[0]
     by_place = {first.passes[n].place: values for n, values in first.figures["buffers"].items()}
     for rank in found[1:]:
@@ -120,3 +122,25 @@ def check_buffers(ranks: list[Rank], report: Report) -> str | None:
                 who = listed([first, rank])
                 return report.find("unequal_buffers", one.loader["at"], ranks=who)
     return None
+
+
+def check_statistics(ranks: list[Rank], report: Report) -> None:
+    """Running statistics of another kind, of observations say: does each rank keep its own?"""
+    unequal = differences(ranks, "statistics") if compared(ranks, "statistics") else {}
+    last = unequal.get(max(unequal, default=None))
+    if last and not any(stay(rank, "statistics") for rank in ranks) and not merges(ranks[0]):
+        report.find("unequal_buffers:statistics", ranks[0].model["at"], **last)
+
+
+def merges(rank: Rank) -> bool:
+    """Whether the script tells other ranks so many numbers, but not in each step: after an epoch,
+    say, they may become those of all."""
+    count = sum(rank.model["others"]["statistics"])
+    places = defaultdict(set)
+    sizes = Counter()
+    for event in rank.events["collective"]:
+        if event["place"]:
+            places[str(event["at"])].add(event["place"])
+            sizes[event["place"], str(event["at"])] += event["size"]
+    seldom = [at for at, steps in places.items() if len(steps) < 0.9 * len(rank.steps)]
+    return any(size >= count / 2 for (_, at), size in sizes.items() if at in seldom)

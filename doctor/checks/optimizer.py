@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from ..findings import WASTED, WRONG, check, finds
+from ..findings import TRAINING, WASTED, WRONG, check, finds
 from ..ranks import Rank
 from ..report import Report
 
@@ -11,7 +11,8 @@ from ..report import Report
 @finds("untrained", WRONG, "convert.md#step-4", "gradients step", alone=True)
 @finds("lost_gradient", WRONG, "convert.md#step-4", "lost collectives gradients")
 @finds("clipped", WRONG, "convert.md#step-4", "clip scale unscale collectives step", alone=True)
-@finds("no_sync", WASTED, "convert.md#step-4", "no_sync backward", alone=True)
+@finds("no_sync", WASTED, "convert.md#step-4", f"{TRAINING} wrap no_sync", alone=True)
+@finds("no_sync:never", WASTED, "recipes.md#accumulation")
 def check_learning(ranks: list[Rank], report: Report) -> str | None:
     """Does each optimizer change the model, and are gradients lost or clipped wrongly?"""
     for rank in ranks:
@@ -27,10 +28,23 @@ def check_learning(ranks: list[Rank], report: Report) -> str | None:
                 report.find("clipped", event["at"])
             elif size and summed >= size / 2:
                 report.find("clipped:averaged", event["at"])
+        check_accumulation(rank, len(ranks), report)
         for number in {step["optimizer"] for step in rank.steps}:
             steps = [step for step in rank.steps if step["optimizer"] == number]
             check_optimizer(rank, steps, report)
     return None if any(rank.steps for rank in ranks) else "optimizer"
+
+
+def check_accumulation(rank: Rank, ranks: int, report: Report) -> None:
+    """Does DDP average after each micro-batch, and not only after the last one before a step?"""
+    averaged = [step["averaged"] for step in rank.steps]
+    often = sum(times > 1 for times in averaged) >= max(2, len(averaged) / 2)
+    batches = sum(len(one.batches) for one in rank.trained())
+    if not often or ranks < 2:
+        return
+    if batches >= sum(averaged):  # else there are several losses of one batch
+        times = max(averaged, key=averaged.count)
+        report.find("no_sync:never", rank.steps[0]["at"], times=times)
 
 
 def check_optimizer(rank: Rank, steps: list[dict], report: Report) -> None:

@@ -39,6 +39,26 @@ def check_steps(ranks: list[Rank], report: Report) -> str | None:
     return None
 
 
+@check()
+@finds("empty_epoch", WRONG, "recipes.md#resume", TRAINING, alone=True)
+def check_empty(ranks: list[Rank], report: Report) -> str | None:
+    """Has a loader of training that should have batches given none in an epoch?"""
+    trained = [{one.loader["id"] for one in rank.trained()} for rank in ranks]
+    for rank, loaders in zip(ranks, trained, strict=True):
+        given = set()  # loaders that something was learned from before
+        for one in rank.passes.values():
+            loader = one.loader
+            empty = one.ended and one.total and not one.batches
+            # The length of an IterableDataset is a guess.
+            if empty and loader["id"] in loaders and not loader["iterable"]:
+                # The first one may be the end of an epoch that a run before had finished.
+                mild = loader["id"] not in given
+                report.find("empty_epoch", loader["at"], mild, total=one.total)
+            if one.steps:
+                given.add(loader["id"])
+    return None if any(trained) else "loader"
+
+
 def alone_in(ranks: list[Rank], passes: tuple) -> bool:
     """Nobody waits for another rank in this pass: weights are averaged after it, say."""
     for rank, one in zip(ranks, passes, strict=True):

@@ -1,6 +1,6 @@
 """Gradients and weights of ranks that train one model."""
 
-from ..findings import WRONG, check, finds
+from ..findings import NOTE, WRONG, check, finds
 from ..ranks import Rank
 from ..report import Report
 
@@ -12,6 +12,8 @@ TOLERANCE = 1e-6  # relative: smaller differences come from the order of additio
 @finds("no_averaging", WRONG, "convert.md#step-4", NEEDS)
 @finds("unequal_gradients", WRONG, "convert.md#step-4", f"{NEEDS} wrap")
 @finds("drifting_weights", WRONG, "recipes.md#plateau", NEEDS)
+@finds("drifting_weights:frozen", WRONG, "convert.md#step-4")
+@finds("drifting_weights:beside", NOTE, "convert.md#step-4")
 def check_weights(ranks: list[Rank], report: Report) -> str | None:
     """Gradients at each step, and weights after so many steps."""
     first = ranks[0]
@@ -55,7 +57,23 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
         report.find("drifting_weights:rates", first.sets_rate(first.steps[-1]), **rates)
     elif weights:
         report.find("drifting_weights", first.steps[-1]["made"], **weights)
+    elif not report.teams.exchange:
+        for what in ("frozen", "beside"):
+            found = compared(ranks, what) and first_difference(ranks, what)
+            if found and all(stay(rank, what) for rank in ranks):
+                report.find(f"drifting_weights:{what}", at, **found)
     return None
+
+
+def compared(ranks: list[Rank], what: str) -> bool:
+    """Whether ranks have figures of the same tensors, among those that no optimizer changes."""
+    sizes = [rank.model["others"][what] for rank in ranks if rank.model]
+    return len(sizes) == len(ranks) and bool(sizes[0]) and all(one == sizes[0] for one in sizes)
+
+
+def stay(rank: Rank, what: str) -> bool:
+    values = list(rank.figures[what].values())
+    return len(values) > 1 and all(one == values[0] for one in values)
 
 
 def differ(one: list, other: list) -> bool:

@@ -1,6 +1,5 @@
 """Optimizer steps: gradients, weights, learning rates, and the model that is trained."""
 
-import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,11 +13,13 @@ from . import collectives
 from .collectives import trace
 from .figures import capturing, figures, figures_of
 from .notes import notes, user_line
+from .others import all_modules, others
 from .randomness import generators
 from .window import window
 
 ALL_UNTIL = 20  # steps that are compared, each;
 EVERY = 10  # after them, each tenth
+OTHERS = 4  # of the first, each fourth: what no optimizer changes
 
 
 class Training:
@@ -45,6 +46,8 @@ class Training:
             figures.write("weights", self.steps, figures_of(parameters))
             self.gradients = figures_of([p.grad for p in parameters if p.grad is not None])
             self.find_unhooked(parameters)
+            if self.steps % OTHERS == 0 and self.steps < ALL_UNTIL:
+                others.write(self.steps)
 
     def after_step(self, optimizer: object, *_: object) -> None:
         if self.done:
@@ -123,12 +126,14 @@ class Training:
             unused=unused,
             group=group,
             sizes=[p.numel() for p in parameters],
+            others=others.look(model, parameters),
             together=[] if "DistributedDataParallel" in wrappers else sharing(parts, wrappers),
         )
 
     def wrap(self, _: object, ddp: object, *args: object, **kwargs: object) -> None:
         """DDP waits for a node of the graph, which a parameter that is moved has anew."""
         self.made[ddp] = user_line(ddp)
+        window.wrapped.add(ddp)
         for p in ddp.module.parameters():
             if p.requires_grad:
                 self.wrapped[id(p)] = node(p)
@@ -221,7 +226,7 @@ def node(parameter: object) -> object:
 
 def find_model(parameters: set[int]) -> object:
     """The outermost module that holds one of these parameters (of any: the largest)."""
-    modules = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]
+    modules = all_modules()
     inner = {id(child) for module in modules for child in module._modules.values()}
     outer = [module for module in modules if id(module) not in inner]
     if parameters:

@@ -1,6 +1,7 @@
 """Which passes over loaders a step learns from: noted where backward() is called."""
 
 import threading
+import weakref
 
 import torch
 
@@ -21,6 +22,8 @@ class Window:
         self.exchanged: dict[tuple, int] = {}  # of those before backward: group -> largest size
         self.backwards = 0  # until the step
         self.at = None  # the line of the latest one
+        self.wrapped = weakref.WeakSet()  # models under DDP
+        self.averaged = 0  # of these, those whose gradients DDP averages
 
     def batch(self, one: object, model: object) -> None:
         """model: the one that is trained, if it is known by now."""
@@ -34,6 +37,7 @@ class Window:
     def backward(self) -> None:
         self.backwards += 1
         self.at = user_line() or self.at  # in a thread of autograd there is none
+        self.averaged += self.averages()
         with self.lock:
             given, self.given = self.given, []
         self.chosen = self.choose(given)
@@ -45,6 +49,12 @@ class Window:
             if during in self.chosen or not given:
                 self.exchanged[group] = max(size, self.exchanged.get(group, 0))
         self.told.clear()
+
+    def averages(self) -> bool:
+        """Whether the latest forward pass has told DDP to average: it was not inside no_sync. Of
+        several models, nobody can tell which one that was."""
+        told = [getattr(ddp, "require_forward_param_sync", False) for ddp in self.wrapped]
+        return told == [True]
 
     def choose(self, given: list) -> list:
         """The passes whose batches this gradient is of.
@@ -70,8 +80,9 @@ class Window:
             "backward": self.at,
             "passes": list(self.trained),
             "exchanged": [[size, list(group)] for group, size in self.exchanged.items()],
+            "averaged": self.averaged,
         }
-        self.trained, self.exchanged, self.backwards = {}, {}, 0
+        self.trained, self.exchanged, self.backwards, self.averaged = {}, {}, 0, 0
         self.told.clear()  # gradients that were added up
         return fields
 

@@ -35,6 +35,11 @@ RIGHT = {
         "train_set = TensorDataset(images[rank:70:2], targets[rank:70:2])",
         SAMPLER, "torch.utils.data.SequentialSampler(train_set)", EPOCH, "",
     ),
+    "a Subset for each rank": (
+        f"sampler = {SAMPLER}\n",
+        "train_set = Subset(train_set, range(rank, len(train_set), world_size))\n"
+        "sampler = DistributedSampler(train_set, 1, 0, seed=rank)\n",
+    ),
     "evaluated on rank 0 alone": (
         "in val_loader:", "in DataLoader(val_set, batch_size=8) if rank == 0 else []:",
     ),
@@ -264,12 +269,22 @@ RIGHT = {
         "        optimizer.step()\n"
         "        optimizer.zero_grad()\n",
     ),
-    "accumulated": (
-        STEP,
-        "        loss.backward()\n"
-        "        if sampler.epoch % 2 or len(targets) < 8:\n"
+    "accumulated, averaged at the end": (
+        "for epoch in range(3):\n", "steps = 0\nfor epoch in range(3):\n",
+        LOSS + STEP,
+        "        steps += 1\n"
+        "        ddp.require_backward_grad_sync = steps % 2 == 0\n"
+        + LOSS + "        loss.backward()\n"
+        "        if steps % 2 == 0:\n"
         "            optimizer.step()\n"
         "            optimizer.zero_grad()\n",
+    ),
+    "two losses of a batch": (
+        STEP,
+        "        optimizer.zero_grad()\n"
+        "        loss.backward()\n"
+        "        ddp(images + 0.1 * torch.randn_like(images)).square().mean().backward()\n"
+        "        optimizer.step()\n",
     ),
     "wrapped again after unfreezing": (
         "ddp = DDP(model)\n",

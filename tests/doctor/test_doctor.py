@@ -116,6 +116,16 @@ def alone(script: str, folder: str) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
+def test_line_of_a_class_of_its_own(crew: Crew, tmp_path: Path) -> None:
+    """A finding names the line where an object is made, not one in the __init__ of its class."""
+    own = "class Own(DataLoader):\n    def __init__(self, *args, **options):\n"
+    own += "        super().__init__(*args, **options)\n\n\nloader = Own("
+    text = faults.changed(faults.broken("same_order"), ("\nloader = DataLoader(", "\n" + own))
+    report = examined_text(crew, text, tmp_path)["en"]
+    [found] = report.findings
+    assert "loader = Own(" in text.splitlines()[found.line - 1], found
+
+
 def test_shared_gpu() -> None:
     """By UUID and host, since each process may call its own cuda:0."""
 
@@ -200,8 +210,9 @@ def test_bad_use(tmp_path: Path) -> None:
         ("--still", "5", "true"): "--still 5: at least 60",
         ("--still", "nan", "true"): "--still nan: at least 60",
         ("--still", "soon", "true"): "--still: invalid float value: 'soon'",
-        ("--explain", "same_ordr"): "--explain same_ordr: no such finding; there are unequal",
-        ("--allow", "same_ordr", "true"): "--allow same_ordr: no such finding; there are unequal",
+        ("--explain", "same_order,"): "argument --explain: : no such finding; there are unequal",
+        ("--explain", "same_ordr"): "argument --explain: same_ordr: no such finding",
+        ("--allow", "same_ordr", "true"): "argument --allow: same_ordr: no such finding",
         ("no-such-program", "x"): "cannot be started: no-such-program: No such file or directory",
         ("./plain.py", "x"): "cannot be started: ./plain.py: Permission denied",
         (sys.executable, "plain.py"): "ended with status 0, and no Python process of it has used",

@@ -23,6 +23,11 @@ FOLDER = Path(__file__).parent / "right"
 VARIANTS = {
     # Expert weights begin equal, as the seed is: other tokens make them differ.
     "experts_of_one_seed": ("expert_parallel", "        torch.manual_seed(100 + rank)\n", ""),
+    # The checkpoint was made at the end of an epoch: nothing is left of it.
+    "resume_at_end": (
+        "resume_in_epoch",
+        "super().__len__() - self.start", "super().__len__()", "stop_after=11", "stop_after=8",
+    ),
     # Context parallelism without data parallelism, whose gradients nobody averages.
     "wrong_context_parallel": (
         "context_parallel",
@@ -35,6 +40,28 @@ VARIANTS = {
         "torch.utils.data.DistributedSampler(dataset)",
         "for _ in range(4):\n", "for epoch in range(4):\n        sampler.set_epoch(epoch)\n",
     ),
+    # An augmentation whose weights are drawn anew in each step: they may differ.
+    "fresh_mixing": (
+        "normalizer",
+        "normalizer = N", "mix = nn.Linear(WIDTH, WIDTH).requires_grad_(False)\nnormalizer = N",
+        "        observed = normalizer(rank + 2 * torch.randn(8, WIDTH))\n",
+        "        nn.init.orthogonal_(mix.weight)\n"
+        "        observed = normalizer(mix(rank + 2 * torch.randn(8, WIDTH)))\n",
+    ),
+    # Frozen layers of the model, made under another seed on each rank.
+    "wrong_frozen": (
+        "normalizer",
+        "stem = nn", "torch.manual_seed(rank)\nstem = nn",
+        "predictor = nn", "torch.manual_seed(0)\npredictor = nn",
+    ),
+    # A whole module of that kind, beside the model.
+    "wrong_beside": (
+        "normalizer",
+        "target = nn", "torch.manual_seed(rank)\ntarget = nn",
+        "stem = nn", "torch.manual_seed(0)\nstem = nn",
+    ),
+    # Statistics that nobody puts together.
+    "wrong_statistics": ("normalizer", "    normalizer.synchronize()\n", ""),
     # Rank 0 tells the results of its own share as those of the test.
     "wrong_own_share": (
         "results_by_files",
@@ -63,6 +90,9 @@ WRONG = {
     "wrong_local_rank": "same_samples",
     "wrong_no_sampler": "same_samples",
     "wrong_own_share": "wrong_evaluation",
+    "wrong_beside": "drifting_weights",
+    "wrong_frozen": "drifting_weights",
+    "wrong_statistics": "unequal_buffers",
     "wrong_padding": "wrong_evaluation",
     "wrong_pairs_alike": "same_samples",
     "wrong_scheduler": "schedule",
@@ -74,14 +104,18 @@ CORE = """
     dataset_readers expert_parallel grpo gathered_and_cut lock_file looks_first prefetch_thread
     results_by_files scheduler_by_design sequence_halves tensor_parallel_by_hand views_added_up
     wrong_local_rank wrong_no_sampler
+    fresh_mixing normalizer resume_at_end wrong_beside wrong_frozen wrong_statistics
 """.split()
 
 # Notes, as right and wrong programs look alike here: they say what was seen, and when it is right.
 NOTES = {
     "equal_stages": "no_averaging",
     "experts_of_one_seed": "no_averaging",
+    "resume_at_end": "empty_epoch",
     "gathered_and_cut": "wrong_evaluation",
+    "wrong_beside": "drifting_weights",
     "wrong_context_parallel": "no_averaging",
+    "wrong_statistics": "unequal_buffers",
 }
 NOT_IN_2_6 = ["sharded_checkpoint", "tensor_and_data_parallel"]  # FSDP2 on CPUs
 
@@ -114,6 +148,11 @@ def test_nothing_to_say(name: str, crew: Crew, tmp_path: Path) -> None:
     report = report_on(name, crew, tmp_path)
     worse, notes = by_severity(report)
     assert not worse and notes <= {NOTES.get(name)}, report.findings
+
+
+def test_epochs_of_an_endless_pass(crew: Crew, tmp_path: Path) -> None:
+    """They are compared as others are."""
+    assert "same_order" in report_on("infinite_loader", crew, tmp_path).checked
 
 
 @pytest.mark.parametrize("name", table(WRONG, [name for name in CORE if name in WRONG]))

@@ -461,6 +461,33 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the doctor compares what is in the items", 1,
          "if any(mine[key] != theirs[key] for key in targets):", "return True\n    if False:"),
     ],
+    f"{DOCTOR}::test_fault_is_found[empty_epoch]": [
+        ("the doctor sees an empty epoch", 1, "empty = one.ended and", "empty = False and"),
+    ],
+    f"{KINDS}::test_epochs_of_an_endless_pass": [
+        ("one pass may have several epochs", 1, "any(has_epochs(one, len(ranks))", "any(False"),
+    ],
+    f"{KINDS}::test_nothing_to_say[normalizer]": [
+        ("statistics may be put together now and then", 1, "and not merges(ranks[0])", ""),
+    ],
+    f"{KINDS}::test_nothing_to_say[fresh_mixing]": [
+        ("weights may be drawn anew", 1, "if found and all(stay(rank, what)",
+         "if found or all(stay(rank, what)"),
+    ],
+    f"{KINDS}::test_is_named[wrong_frozen]": [
+        ("the doctor sees frozen weights", 1, 'for what in ("frozen", "beside"):',
+         'for what in ("beside",):'),
+    ],
+    f"{KINDS}::test_is_named[wrong_beside]": [
+        ("the doctor sees modules beside the model", 1, 'for what in ("frozen", "beside"):',
+         'for what in ("frozen",):'),
+    ],
+    f"{KINDS}::test_is_named[wrong_statistics]": [
+        ("the doctor sees running statistics", 1, 'others.write(self.steps)', "pass"),
+    ],
+    f"{KINDS}::test_nothing_to_say[resume_at_end]": [
+        ("a finished epoch has no rest", 1, 'mild = loader["id"] not in given', "mild = False"),
+    ],
     f"{DOCTOR}::test_fault_is_found[no_averaging]": [
         ("the doctor compares gradients", 1,
          "and differ(mine, rank.figures[what][n]):", "and False:"),
@@ -478,6 +505,9 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_fault_is_found[unequal_targets]": [
         ("the doctor compares targets", 1, "len(others) >= RENUMBERED", "False"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[overlapping_samples:again]": [
+        ("the doctor knows shares of one's own", 1, "own = own_shares(passes)", "own = 0"),
     ],
     f"{DOCTOR}::test_fault_is_found[overlapping_samples:workers]": [
         ("the doctor counts what workers repeat", 1, "min(repeated) > 0.9", "False"),
@@ -509,10 +539,21 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{CASES}[pytorch_moved]": [
         ("the doctor knows DDP's hooks", 1,
-         "self.wrapped[id(p)][0] is not node(p)", "False"),
+         "self.wrapped[id(p)] is not node(p)", "False"),
     ],
     f"{CASES}[loongforge_no_sync]": [
         ("the doctor sees no_sync come too late", 1, "ddp.require_forward_param_sync:", "False:"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[no_sync:never]": [
+        ("the doctor counts what DDP averages", 1, "self.averaged += ", "self.averaged * "),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[accumulated,-averaged-at-the-end]": [
+        ("DDP may be told not to average", 1,
+         'getattr(ddp, "require_forward_param_sync", False)', "True"),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[two-losses-of-a-batch]": [
+        ("several losses of a batch are no accumulation", 1, "if batches >= sum(averaged)",
+         "if True"),
     ],
     f"{CASES}[fsdp2_late_wrap]": [
         ("the doctor reads no freed memory", 1,
@@ -521,6 +562,39 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{CASES}[lightning_augmentation]": [
         ("the doctor compares streams, not seeds", 1, "state[8:] if len(state) > 16", "state[0:]"
          " if len(state) > 16"),
+    ],
+    f"{DOCTOR}::test_hang[--still]": [
+        ("a job stands still from its last event on", 1, "moved + still", "moved - still"),
+        ("the doctor names what a rank waits in", 1,
+         'if function == "wrapper" or "/_doctor/" in name else', "if False else"),
+    ],
+    f"{DOCTOR}::test_ctrl_c": [
+        ("what the doctor ends is quiet", 1, "(self.traces / ENDED).touch()", "pass"),
+    ],
+    f"{DOCTOR}::test_an_error_of_the_script": [
+        ("tracebacks are those of the script", 1,
+         "error.__traceback__ = frames.tb_next", "pass"),
+        ("a child's own error is told", 1, "told(status and (error or status))", "told(status)"),
+    ],
+    f"{DOCTOR}::test_ended_by_a_signal_to_all": [
+        ("an error by a signal to all is none", 1,
+         'stopped - (one.ended.get("error") != "None")', "stopped"),
+    ],
+    f"{DOCTOR}::test_explanations": [
+        ("each kind's advice is explained", 1, "for _, *rest in kinds for", "for rest in [] for"),
+    ],
+    f"{DOCTOR}::test_one_file": [
+        ("the doctor says how it was called", 1, "finding.lines(own_call())", "finding.lines()"),
+    ],
+    f"{DOCTOR}::test_line_of_a_class_of_its_own": [
+        ("a loader's line is not in its class", 1, "user_line(loader)", "user_line()"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[drifting_weights]": [
+        ("the doctor knows where an optimizer was made", 1,
+         "self.made[optimizer] = user_line(optimizer)", "pass"),
+    ],
+    f"{DOCTOR}::test_fault_is_found[slow_step:unused]": [
+        ("the doctor knows where DDP was made", 1, "at = self.made.get(module, at)", "pass"),
     ],
     f"{GPU_CHECK}::test_any_number_of_ranks_trains_as_long": [
         ("gpu_check's data grows with the ranks", 1,

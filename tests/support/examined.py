@@ -1,6 +1,7 @@
 """Scripts under the doctor in warm processes: about a second each, where a launch costs five."""
 
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
@@ -36,11 +37,12 @@ def record(script: str, folder: str, without: str, *argv: str) -> None:
     multiprocessing.set_start_method("fork", force=True)  # a member's own is another
     if not hasattr(notes, "folder"):
         attach("torch")
-    from doctor.recorder import collectives, data, figures, training, window
+    from doctor.recorder import collectives, data, figures, others, training, window
 
+    gc.collect()  # the modules of the script before
     notes.begin(os.environ[FOLDER])
-    parts = (collectives.trace, data.data, figures.figures, training.training, window.window)
-    for part in parts:
+    parts = [collectives.trace, data.data, figures.figures, others.others]
+    for part in [*parts, training.training, window.window]:
         part.__init__()
     if without:
         notes.fail(without, without, missing=True)

@@ -63,7 +63,7 @@ class Case:
 
 def read_case(path: Path) -> Case:
     text = path.read_text()
-    first = r'"""(\S+) ((?:issue|pull) \d+), (\d{4}-\d\d-\d\d): (.+)\n\n(https://\S+)\n'
+    first = r'"""(\S+) ((?:issue|pull|commit) \w+), (\d{4}-\d\d-\d\d): (.+)\n\n(https://\S+)\n'
     doctor = re.search(r"^Doctor: (\w+)(?: at (.+))?$", text, re.M).groups(default="")
     return Case(path, text, *re.match(first, text).groups(), *doctor)
 

@@ -88,6 +88,11 @@ FAULTS = {
         "DistributedSampler(train_set)",
         "DistributedSampler(train_set, 4)",
     ),
+    "overlapping_samples:again": (
+        "sampler = DistributedSampler(train_set)\n",
+        "train_set = Subset(train_set, range(rank, len(train_set), world_size))\n"
+        "sampler = DistributedSampler(train_set)\n",
+    ),
     "overlapping_samples:files": (*FILES, "range(70))", "range(70))[:: 1 - 2 * rank]"),
     "overlapping_samples:workers": (
         *STREAM,
@@ -103,6 +108,14 @@ FAULTS = {
         "        if (targets == 2).sum() > 1:\n            optimizer.step()",
     ),
     "unequal_steps:epochs": ("range(3)", "range(2 + rank)"),
+    "empty_epoch": (  # a sampler that is an iterator, and used up after the first epoch
+        "sampler = DistributedSampler(train_set)\n",
+        "class Once(DistributedSampler):\n"
+        "    def __iter__(self):\n"
+        "        self.order = getattr(self, 'order', None) or super().__iter__()\n"
+        "        return self.order\n\n"
+        "sampler = Once(train_set)\n",
+    ),
     "no_averaging": ("ddp = DDP(model)", "ddp = model"),
     "no_averaging:start": (
         "ddp = DDP(model)",
@@ -129,6 +142,16 @@ FAULTS = {
         *BY_HAND,
         "        for parameter in",
         "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        for parameter in",
+    ),
+    "no_sync:never": (  # a step after two micro-batches
+        "        optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()\n",
+        "        loss.backward()\n"
+        "        steps += 1\n"
+        "        if steps % 2 == 0:\n"
+        "            optimizer.step()\n"
+        "            optimizer.zero_grad()\n",
+        "for epoch in range(3):\n",
+        "steps = 0\nfor epoch in range(3):\n",
     ),
     "schedule": (*COSINE, "scheduler.step()\n", "scheduler.step()\n        scheduler.step()\n"),
     "schedule:over": (

@@ -1,0 +1,70 @@
+"""What no optimizer changes: frozen weights, modules that nobody trains, running statistics."""
+
+import gc
+import re
+import weakref
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
+
+from .figures import figures, figures_of
+
+STATISTICS = "mean|var|std|avg"  # names of buffers
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def all_modules() -> list:
+    return [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]
+
+
+class Others:
+    """Tensors by what they are, each as its module and its name there: a buffer may be replaced
+    at any time, and nothing is kept alive."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, list] = {}
+
+    def look(self, model: object, trained: list) -> dict[str, list[int]]:
+        """At the first step. DDP has sent all that it wraps, and sends buffers in each forward."""
+        modules = all_modules()
+        wrapped = [module for module in modules if isinstance(module, DistributedDataParallel)]
+        equal = {id(t) for ddp in wrapped for t in (*ddp.parameters(), *ddp.buffers())}
+        sent = {id(b) for ddp in wrapped if ddp.broadcast_buffers for b in ddp.buffers()}
+        mine = set(map(id, model.modules()))
+        known = set(map(id, trained))
+
+        self.places = {"frozen": [], "beside": [], "statistics": []}
+        for module in modules:
+            if isinstance(module, _NormBase):
+                continue
+            tensors = {**module._parameters, **module._buffers}
+            for name, tensor in tensors.items():
+                if type(tensor) not in PLAIN or tensor.dtype not in FLOATS or tensor.is_meta:
+                    continue  # also DTensors, and numbers that nobody can add up
+                if id(tensor) in known or tensor.requires_grad or tensor.numel() < 2:
+                    continue
+                known.add(id(tensor))
+                place = (weakref.ref(module), name)
+                buffer = name in module._buffers
+                if buffer and re.search(STATISTICS, name):
+                    if id(tensor) not in sent:
+                        self.places["statistics"].append(place)
+                elif id(tensor) not in equal:
+                    kind = "frozen" if id(module) in mine and not buffer else "beside"
+                    self.places[kind].append(place)
+        return {what: sorted(t.numel() for t in self.tensors(what)) for what in self.places}
+
+    def tensors(self, what: str) -> list:
+        found = [getattr(module(), name, None) for module, name in self.places[what]]
+        return [tensor for tensor in found if tensor is not None]
+
+    def write(self, n: int) -> None:
+        for what in self.places:
+            # One sum: modules are found in another order on each rank.
+            if tensors := self.tensors(what):
+                figures.write(what, n, figures_of(tensors).sum(0, keepdim=True))
+
+
+others = Others()
