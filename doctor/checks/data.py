@@ -17,6 +17,7 @@ RENUMBERED = 10  # samples with other targets: so many, and it is no chance
 @check(between=True)
 @finds("same_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives")
 @finds("same_samples:drawn", WRONG, "recipes.md#weighted")
+@finds("same_samples:stream", WRONG, "recipes.md#records")
 @finds("overlapping_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives")
 @finds("same_order", WRONG, "convert.md#step-5", NEEDS, alone=True)
 @finds("unequal_targets", WRONG, "convert.md#step-3", NEEDS)
@@ -99,8 +100,11 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
             if loader["iterable"] or comparable(passes[m], passes[n]):
                 both = listed([ranks[m], ranks[n]])
                 values = {"ranks": both, "epoch": epoch, "count": count}
-                drawn = loader["replacement"] or re.search(DRAWN, loader["sampler"])
-                name = "same_samples:drawn" if drawn else "same_samples"
+                name = "same_samples"
+                if loader["iterable"]:
+                    name = "same_samples:stream"
+                elif loader["replacement"] or re.search(DRAWN, loader["sampler"]):
+                    name = "same_samples:drawn"
                 return report.find(name, at, **values, sampler=loader["sampler"])
             return report.skip("same_samples", "files")
     if loader["iterable"]:

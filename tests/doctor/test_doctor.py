@@ -91,15 +91,6 @@ def test_three_ranks(tmp_path: Path) -> None:
             assert serious == wanted, (fault, report.findings)
 
 
-def test_same_stream(crew: Crew, tmp_path: Path) -> None:
-    """An IterableDataset has no indices; that all ranks are given the same is seen by what they
-    get."""
-    first, every = "rank * worker.num_workers + worker.id", "world_size * worker.num_workers"
-    same = (*faults.STREAM, first, "worker.id", every, "worker.num_workers")
-    report = examined_text(crew, faults.changed(faults.RIGHT.read_text(), same), tmp_path)["en"]
-    assert [found.id for found in report.findings] == ["same_samples"]
-
-
 def test_same_bits(crew: Crew, tmp_path: Path) -> None:
     """The doctor changes nothing of the training."""
     examined_text(crew, faults.RIGHT.read_text(), tmp_path)

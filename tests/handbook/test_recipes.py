@@ -2,7 +2,9 @@
 nearly all of them trains alike on any number."""
 
 import ast
+import importlib
 import io
+import pickle
 import random
 import re
 import sys
@@ -174,7 +176,7 @@ def test_files_of_records(crew: Crew, files: int, workers: int, tmp_path: Path) 
         assert sorted(first[0]) == sorted(second[0])
 
 
-@pytest.mark.parametrize("kind", ["cut off", "empty", "none"])
+@pytest.mark.parametrize("kind", ["cut off", "cut between records", "empty", "none"])
 def test_broken_files_of_records(crew: Crew, kind: str, tmp_path: Path) -> None:
     """The file is named; one without records is no mistake."""
     for number in range(4):
@@ -185,12 +187,15 @@ def test_broken_files_of_records(crew: Crew, kind: str, tmp_path: Path) -> None:
         first, second = on_two(crew, tars, str(tmp_path), 0)
         assert len(first[0] + second[0]) == 3 * RECORDS
         return
-    if kind == "cut off":
-        broken.write_bytes(broken.read_bytes()[:9000])
+    size = {"cut off": 9000, "cut between records": 4 * 2048}.get(kind)
+    broken.write_bytes(broken.read_bytes()[:size])
     folder = tmp_path / "elsewhere" if kind == "none" else tmp_path
     said = "no files" if kind == "none" else f"{broken} cannot be read: ReadError"
     with pytest.raises(AssertionError, match=re.escape(said)):
         on_two(crew, tars, str(folder), 0)
+    if kind == "cut between records":
+        first, second = on_two(crew, tars, str(folder), 0, point="!= bytes(512)", instead="is None")
+        assert len(first[0] + second[0]) == 3 * RECORDS + 4
 
 
 def resumed_inside(source: str, done: int) -> list[int]:
@@ -526,15 +531,17 @@ def test_profiler(crew: Crew, tmp_path: Path) -> None:
     assert traces == ["rank0.json.gz", "rank1.json.gz"]
 
 
-def test_groups_and_mixing() -> None:
+def test_groups_and_mixing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms and biases do not decay; mixed images and targets are those of both."""
-    recipes = joined_names()
+    monkeypatch.syspath_prepend(EXAMPLES)
+    recipes = importlib.import_module("recipes")
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     optimizer = SGD(recipes.without_decay(model, 0.5), lr=1.0)
     sizes = [[len(weight.shape) for weight in group["params"]] for group in optimizer.param_groups]
     assert sizes == [[2], [1, 1, 1]]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
-    images, targets = recipes.mixing(3)([(torch.full((3, 8, 8), float(n)), n) for n in range(3)])
+    alike = pickle.loads(pickle.dumps(recipes.Mixing(3)))  # as for workers that are not forked
+    images, targets = alike([(torch.full((3, 8, 8), float(n)), n) for n in range(3)])
     assert images.shape == (3, 3, 8, 8) and targets.shape == (3, 3)
     torch.testing.assert_close(targets.sum(1), torch.ones(3))
 

@@ -133,6 +133,8 @@ def read_tar(path: str) -> Iterator[dict[str, bytes]]:
             record[kind] = tar.extractfile(member).read()
         if record:
             yield record
+        if tar.fileobj.read(512) != bytes(512):  # its end: without it, records are missing
+            raise tarfile.ReadError("it is cut off")
 
 
 class ResumableSampler(DistributedSampler):
@@ -183,10 +185,15 @@ def without_decay(model: nn.Module, weight_decay: float) -> list[dict]:
     ]
 
 
-def mixing(classes: int) -> Callable[[list], tuple[Tensor, Tensor]]:
+class Mixing:
     """A collate_fn: batches whose images are mixed, and their targets, then of all classes."""
-    mix = v2.RandomChoice([v2.MixUp(num_classes=classes), v2.CutMix(num_classes=classes)])
-    return lambda batch: mix(*default_collate(batch))
+
+    def __init__(self, classes: int) -> None:
+        ways = [v2.MixUp(num_classes=classes), v2.CutMix(num_classes=classes)]
+        self.mix = v2.RandomChoice(ways)
+
+    def __call__(self, batch: list) -> tuple[Tensor, Tensor]:
+        return self.mix(*default_collate(batch))
 
 
 def wrap(model: nn.Module, never_used: nn.Module, changing: bool) -> DistributedDataParallel:

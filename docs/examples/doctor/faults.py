@@ -76,6 +76,13 @@ FAULTS = {
         "torch.manual_seed(rank)  # for dropout\n",
         "",
     ),
+    "same_samples:stream": (
+        *STREAM,
+        "rank * worker.num_workers + worker.id",
+        "worker.id",
+        "world_size * worker.num_workers",
+        "worker.num_workers",
+    ),
     "overlapping_samples": ("batch_size=8, sampler=sampler", "batch_size=8, shuffle=True"),
     "overlapping_samples:skipped": (
         "DistributedSampler(train_set)",
