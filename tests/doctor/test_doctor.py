@@ -74,7 +74,7 @@ def test_no_false_alarm(what: str, crew: Crew, tmp_path: Path) -> None:
 
 
 ON_THREE = ["same_samples", "overlapping_samples", "unequal_steps:epochs", "no_averaging"]
-ON_THREE += ["drifting_weights", "wrong_evaluation:part", "collective_order"]
+ON_THREE += ["drifting_weights", "wrong_evaluation:share", "collective_order"]
 
 
 @pytest.mark.proof

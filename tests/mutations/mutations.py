@@ -474,8 +474,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("statistics may be put together now and then", 1, "and not merges(ranks[0])", ""),
     ],
     f"{KINDS}::test_nothing_to_say[fresh_mixing]": [
-        ("weights may be drawn anew", 1, "if found and all(stay(rank, what)",
-         "if found or all(stay(rank, what)"),
+        ("weights may be drawn anew", 1, "all(stay(rank, what) for rank in ranks)",
+         "True"),
     ],
     f"{KINDS}::test_is_named[wrong_frozen]": [
         ("the doctor sees frozen weights", 1, 'for what in ("frozen", "beside"):',
