@@ -74,7 +74,7 @@ def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str
             return "joined"
         if accelerate:
             return "gathered"  # its gather_for_metrics leaves repeats out
-        if size in added_up(phase):
+        if size in counted(phase, twice):
             return None  # each rank has left out what its sampler repeats
         name = "wrong_evaluation:gathered" if gathered else "wrong_evaluation"
         return report.find(name, at, gathered, twice=twice, count=size)
@@ -91,14 +91,18 @@ def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str
     return None
 
 
-def added_up(phase: list[list[Pass]]) -> set[float]:
-    """Numbers that the ranks got by all_reduce after their batches, if it was a sum."""
+def counted(phase: list[list[Pass]], twice: int) -> set[float]:
+    """Sums that the ranks may have got by all_reduce after their batches, of samples that each has
+    counted: all of its share, or all but some of those that come twice."""
     sums = set()
+    shares = [sum(len(one.keys()) for one in passes) for passes in phase]
     reduced = [{id(e): e for one in passes for e in one.reduced}.values() for passes in phase]
     for events in zip(*reduced, strict=False):
         values = [event["values"] or [] for event in events]
         if len({len(part) for part in values}) == 1:
-            sums.update(map(sum, zip(*values, strict=True)))
+            for own in zip(*values, strict=True):
+                left = [share - count for share, count in zip(shares, own, strict=True)]
+                sums |= {sum(own)} if 0 <= min(left) and max(left) <= twice else set()
     return sums
 
 

@@ -20,7 +20,7 @@ class Teams:
         self.exchange = False  # ranks tell each other something of their samples in each step
         self.groups = [ranks]
         of_ddp = {tuple(rank.model.get("group") or ()) for rank in ranks}
-        known = [[rank for rank in ranks if rank.rank in group] for group in of_ddp]
+        known = [[rank for rank in ranks if rank.rank in group] for group in of_ddp if group]
         wrapped = any(rank.model.get("wrappers") for rank in ranks)
         if sum(map(len, known)) == len(ranks) and set().union(*of_ddp) >= set_of(ranks):
             self.groups = sorted(known, key=lambda group: group[0].rank)

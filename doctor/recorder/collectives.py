@@ -1,6 +1,7 @@
 """Collectives that the script calls, and gradients that get lost in them."""
 
 import functools
+import os
 import re
 import sys
 import traceback
@@ -19,6 +20,7 @@ from .window import window
 # name, unless it has another word; those of CORE are there in any torch.
 WORDS = "reduce|gather|scatter|broadcast|all_?to_?all|barrier|^send$|^recv"
 CORE = ("allreduce", "broadcast", "allgather", "barrier", "send", "recv")
+FSDP = os.path.join("torch", "distributed", "fsdp", "")
 SYNC_BATCH_NORM = sys.modules[SyncBatchNorm.__module__].__file__
 
 
@@ -52,14 +54,28 @@ def exchanged(kind: str, group: object, *args: object) -> None:
     if group is None or kind in ("barrier", "monitored_barrier", "broadcast"):
         return
     own = tensors_in(args[1:2] if "gather" in kind else args[:1]) or tensors_in(args[:1])
+    if window.wrapped and "gather" in kind:  # losses are gathered for a log
+        own = [tensor for tensor in own if tensor.dim() > 1 or not tensor.requires_grad]
     size = sum(tensor.numel() for tensor in own if tensor.is_floating_point())
+    followed = False  # by autograd
     frame = sys._getframe(1)
-    while frame and size and is_library(frame.f_code.co_filename):
-        if frame.f_code.co_filename == SYNC_BATCH_NORM:
-            return  # statistics of other samples
-        frame = frame.f_back
+    while frame and size:
+        name = frame.f_code.co_filename
+        if name == SYNC_BATCH_NORM or FSDP in name:
+            return  # statistics of other samples, or weights
+        followed = followed or is_of_autograd(frame)
+        frame = frame.f_back if is_library(name) else None
+    if window.wrapped and "reduce" in kind and "scatter" not in kind and not followed:
+        return  # of losses too, or of statistics
     if size > 1:
         window.exchange(tuple(dist.get_process_group_ranks(group)), size)
+
+
+def is_of_autograd(frame: object) -> bool:
+    """Whether this is the forward() of an autograd.Function."""
+    code = frame.f_code
+    first = frame.f_locals.get(code.co_varnames[0]) if code.co_name == "forward" else None
+    return isinstance(first, torch.autograd.function.FunctionCtx)
 
 
 def tensors_in(value: object) -> list:

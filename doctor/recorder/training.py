@@ -231,7 +231,12 @@ def find_model(parameters: set[int]) -> object:
     outer = [module for module in modules if id(module) not in inner]
     if parameters:
         outer = [m for m in outer if any(id(p) in parameters for p in m.parameters())]
-    return max(outer, key=lambda module: len(list(module.parameters())), default=None)
+
+    def weight(module: torch.nn.Module) -> tuple[bool, int]:
+        # On rank 0 an average of the weights may hold the model as well.
+        return isinstance(module, DistributedDataParallel), len(list(module.parameters()))
+
+    return max(outer, key=weight, default=None)
 
 
 training = Training()

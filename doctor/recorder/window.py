@@ -27,6 +27,7 @@ class Window:
 
     def batch(self, one: object, model: object) -> None:
         """model: the one that is trained, if it is known by now."""
+        model = getattr(model, "module", model)  # Lightning leaves the wrapper in eval mode
         one.learns = torch.is_grad_enabled() and getattr(model, "training", True)
         with self.lock:
             self.given = [other for other in self.given if other is not one] + [one]

@@ -26,6 +26,27 @@ UNDER_RANK = (
     "for p in model.parameters():\n    dist.broadcast(p.data, 0)\nddp = model\n",
 )
 
+REDUCED = LOSS + "        logged = loss.detach().repeat(2)\n        dist.all_reduce(logged)\n"
+GATHERED = LOSS + (
+    "        logged = [torch.zeros(8) for _ in range(world_size)]\n"
+    "        dist.all_gather(logged, loss.repeat(8))\n"
+)
+UNDIVIDED = (SAMPLER, "torch.utils.data.SequentialSampler(train_set)", EPOCH, "")
+PADDED = (
+    "DataLoader(share, batch_size=8)",
+    "DataLoader(val_set, 8, sampler=DistributedSampler(val_set, shuffle=False))",
+)
+# Faulty scripts where a finding was once lost, and it.
+FAULTY = {
+    "a reduced loss and no shares": ((LOSS, REDUCED, *UNDIVIDED), "same_samples"),
+    "gathered losses and no shares": ((LOSS, GATHERED, *UNDIVIDED), "same_samples"),
+    "a sum that equals the size": (  # of percentages, say
+        (*PADDED, "    dist.all_reduce(totals)\n",
+         "    dist.all_reduce(totals)\n    dist.all_reduce(torch.tensor([21.0 * rank]))\n"),
+        "wrong_evaluation",
+    ),
+}  # fmt: skip
+
 RIGHT = {
     "drawn with replacement": (
         SAMPLER, "torch.utils.data.WeightedRandomSampler(torch.ones(70), 35)", EPOCH, "",
@@ -81,6 +102,16 @@ RIGHT = {
         "dist.destroy_process_group()",
         "let_go = weakref.ref(loader)\ndel loader\nassert let_go() is None\n"
         "dist.destroy_process_group()",
+    ),
+    "an average that holds the model": (  # on rank 0 alone, and larger than what DDP wraps
+        "ddp = DDP(model)\n",
+        "ddp = DDP(model)\n"
+        "if rank == 0:\n"
+        "    import copy\n\n    average = nn.ModuleList([model, copy.deepcopy(model)])\n",
+    ),
+    "a wrapper in eval mode": (  # as Lightning leaves it, with loaders that are made anew
+        "    model.train()\n", "    model.train()\n    ddp.training = not epoch\n",
+        LOOP, "    for images, targets in DataLoader(train_set, batch_size=8, sampler=sampler):\n",
     ),
     "a list of batches for all epochs": (
         "for epoch in range(3):\n", "batches = list(loader)\nfor epoch in range(3):\n",

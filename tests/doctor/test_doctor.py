@@ -73,6 +73,14 @@ def test_no_false_alarm(what: str, crew: Crew, tmp_path: Path) -> None:
     assert_all_ran(tmp_path, report)
 
 
+@pytest.mark.parametrize("what", programs.FAULTY, ids=lambda what: what.replace(" ", "-"))
+def test_is_not_hidden(what: str, crew: Crew, tmp_path: Path) -> None:
+    words, finding = programs.FAULTY[what]
+    text = faults.changed(faults.RIGHT.read_text(), words)
+    report = examined_text(crew, text, tmp_path)["en"]
+    assert finding in {found.id for found in report.findings if found.severity == "wrong result"}
+
+
 ON_THREE = ["same_samples", "overlapping_samples", "unequal_steps:epochs", "no_averaging"]
 ON_THREE += ["drifting_weights", "wrong_evaluation:share", "collective_order"]
 

@@ -62,6 +62,11 @@ VARIANTS = {
     ),
     # Statistics that nobody puts together.
     "wrong_statistics": ("normalizer", "    normalizer.synchronize()\n", ""),
+    # FSDP gathers weights, not samples.
+    "wrong_fsdp_alike": (
+        "sharded_checkpoint",
+        "DistributedSampler(dataset)", "DistributedSampler(dataset, 1, 0)",
+    ),
     # Rank 0 tells the results of its own share as those of the test.
     "wrong_own_share": (
         "results_by_files",
@@ -86,6 +91,7 @@ VARIANTS = {
 RANKS = {"pipeline_of_three": 3, "tensor_and_data_parallel": 4, "tensor_parallel_in_ddp": 4}
 WRONG = {
     "wrong_context_parallel": "no_averaging",
+    "wrong_fsdp_alike": "same_samples",
     "wrong_infinite_loader": "same_order",
     "wrong_local_rank": "same_samples",
     "wrong_no_sampler": "same_samples",
@@ -117,7 +123,7 @@ NOTES = {
     "wrong_context_parallel": "no_averaging",
     "wrong_statistics": "unequal_buffers",
 }
-NOT_IN_2_6 = ["sharded_checkpoint", "tensor_and_data_parallel"]  # FSDP2 on CPUs
+NOT_IN_2_6 = ["sharded_checkpoint", "wrong_fsdp_alike", "tensor_and_data_parallel"]  # FSDP2 on CPUs
 
 
 @pytest.fixture(scope="module")
