@@ -109,7 +109,7 @@ RIGHT = sorted(PROGRAMS - WRONG.keys())
 CORE = """
     dataset_readers expert_parallel grpo gathered_and_cut lock_file looks_first prefetch_thread
     results_by_files scheduler_by_design sequence_halves tensor_parallel_by_hand views_added_up
-    wrong_local_rank wrong_no_sampler
+    wrong_fsdp_alike wrong_local_rank wrong_no_sampler
     fresh_mixing normalizer resume_at_end wrong_beside wrong_frozen wrong_statistics
 """.split()
 

@@ -410,6 +410,29 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the doctor knows an evaluation", 1,
          "if one.steps or (begun and one.loader[\"id\"] in trained):", "if True:"),
     ],
+    f"{DOCTOR}::test_is_not_hidden[a-reduced-loss-and-no-shares]": [
+        ("losses are reduced for a log", 1,
+         'if window.wrapped and "reduce"', 'if not kind and "reduce"'),
+    ],
+    f"{DOCTOR}::test_is_not_hidden[gathered-losses-and-no-shares]": [
+        ("losses are gathered for a log", 1,
+         'if window.wrapped and "gather"', 'if not kind and "gather"'),
+    ],
+    f"{DOCTOR}::test_is_not_hidden[a-sum-that-equals-the-size]": [
+        ("a rank counts its own share", 1,
+         "if 0 <= min(left) and max(left) <= twice else set()", ""),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[an-average-that-holds-the-model]": [
+        ("DDP wraps the model that is trained", 1,
+         "return isinstance(module, DistributedDataParallel), len", "return False, len"),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[a-wrapper-in-eval-mode]": [
+        ("the wrapper's mode is not the model's", 1,
+         'model = getattr(model, "module", model)', "pass"),
+    ],
+    f"{KINDS}::test_is_named[wrong_fsdp_alike]": [
+        ("FSDP gathers weights", 1, "or FSDP in name", ""),
+    ],
     f"{DOCTOR}::test_no_false_alarm[a-pass-of-no-batches]": [
         ("an evaluation of nothing is none", 1, "return bool(self.batches) and", "return"),
     ],
