@@ -15,10 +15,10 @@ RENUMBERED = 10  # samples with other targets: so many, and it is no chance
 
 
 @check(between=True)
-@finds("same_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives")
+@finds("same_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives wrap")
 @finds("same_samples:drawn", WRONG, "recipes.md#weighted")
 @finds("same_samples:stream", WRONG, "recipes.md#records")
-@finds("overlapping_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives")
+@finds("overlapping_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives wrap")
 @finds("same_order", WRONG, "convert.md#step-5", NEEDS, alone=True)
 @finds("unequal_targets", WRONG, "convert.md#step-3", NEEDS)
 def check_samples(ranks: list[Rank], report: Report) -> str | None:
@@ -26,7 +26,8 @@ def check_samples(ranks: list[Rank], report: Report) -> str | None:
     trained = [rank.training() for rank in ranks]
     if not all(trained):
         return "loader"
-    sharing = report.teams.together or report.teams.exchange
+    sharing = "together" * (report.teams.together or report.teams.exchange)
+    sharing = sharing or "sliced" * any(map(slices, ranks))
     if any(one.unseen() for by in trained for passes in by.values() for one in passes):
         return "indices"
 
@@ -49,8 +50,16 @@ def check_samples(ranks: list[Rank], report: Report) -> str | None:
     if not again and not any(has_epochs(one, len(ranks)) for one in endless):
         report.skip("same_order", "epoch")
     for name in ("same_samples", "overlapping_samples") if sharing else ():
-        report.skip(name, "together")
+        report.skip(name, sharing)
     return None
+
+
+def slices(rank: Rank) -> bool:
+    """Whether it trains on a part of each batch that its loader gives: the others' parts are other
+    ones."""
+    size = min((one.size() for one in rank.trained()), default=0)
+    rows = [step["rows"] for step in rank.steps[:3]]
+    return all(0 < count < 0.75 * size for count in rows)
 
 
 def check_numbers(loaders: list[dict], report: Report) -> None:

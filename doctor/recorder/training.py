@@ -19,6 +19,7 @@ from .window import window
 
 ALL_UNTIL = 20  # steps that are compared, each;
 EVERY = 10  # after them, each tenth
+FIRST = 3  # steps of which is known what DDP's models were given
 OTHERS = 4  # of the first, each fourth: what no optimizer changes
 
 
@@ -31,6 +32,7 @@ class Training:
         self.made = weakref.WeakKeyDictionary()  # an optimizer or DDP -> its line
         self.schedulers = weakref.WeakKeyDictionary()
         self.model = lambda: None  # that is trained, if it still exists
+        self.hooks = []  # of DDP's models, during the first steps
         self.wrapped = {}  # a parameter's id -> the node of the graph that DDP waits for
         self.scaled = False  # a GradScaler has multiplied the loss, and not divided the gradients
         self.stepped = None  # an event of the GPU: it has come to the end of the latest step
@@ -81,6 +83,8 @@ class Training:
         figures.drain(wait=False)
         if self.steps in (2, EVERY):
             write_devices(parameters)
+        while self.steps >= FIRST and self.hooks:
+            self.hooks.pop().remove()
         device = parameters[0].device if parameters else torch.device("cpu")
         self.stepped = device.type == "cpu"
         if device.type == "cuda" and not capturing():
@@ -134,6 +138,8 @@ class Training:
         """DDP waits for a node of the graph, which a parameter that is moved has anew."""
         self.made[ddp] = user_line(ddp)
         window.wrapped.add(ddp)
+        forward = partial(notes.call, "wrap", window.forward)
+        self.hooks.append(ddp.register_forward_pre_hook(forward, with_kwargs=True))
         for p in ddp.module.parameters():
             if p.requires_grad:
                 self.wrapped[id(p)] = node(p)

@@ -24,6 +24,7 @@ class Window:
         self.at = None  # the line of the latest one
         self.wrapped = weakref.WeakSet()  # models under DDP
         self.averaged = 0  # of these, those whose gradients DDP averages
+        self.rows = 0  # of what DDP's models were given, until the step
 
     def batch(self, one: object, model: object) -> None:
         """model: the one that is trained, if it is known by now."""
@@ -73,6 +74,12 @@ class Window:
         whole = [one for one in given if one.learns or not one.ended]
         return [one for one in whole if not self.lines or one.line in self.lines][-1:]
 
+    def forward(self, _: object, args: tuple, kwargs: dict) -> None:
+        given = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        first = next(given, None)
+        if first is not None and first.dim() and torch.is_grad_enabled():
+            self.rows += len(first)
+
     def step(self) -> dict:
         """For the event of an optimizer's step: what it has learned from."""
         if not self.backwards:
@@ -82,7 +89,9 @@ class Window:
             "passes": list(self.trained),
             "exchanged": [[size, list(group)] for group, size in self.exchanged.items()],
             "averaged": self.averaged,
+            "rows": self.rows,
         }
+        self.rows = 0
         self.trained, self.exchanged, self.backwards, self.averaged = {}, {}, 0, 0
         self.told.clear()  # gradients that were added up
         return fields

@@ -109,6 +109,12 @@ RIGHT = {
         "if rank == 0:\n"
         "    import copy\n\n    average = nn.ModuleList([model, copy.deepcopy(model)])\n",
     ),
+    "batches that each rank slices": (
+        SAMPLER, "torch.utils.data.SequentialSampler(train_set)", EPOCH, "",
+        LOOP,
+        LOOP + "        part = slice(rank, None, world_size)\n"
+        "        images, targets = images[part], targets[part]\n",
+    ),
     "a wrapper in eval mode": (  # as Lightning leaves it, with loaders that are made anew
         "    model.train()\n", "    model.train()\n    ddp.training = not epoch\n",
         LOOP, "    for images, targets in DataLoader(train_set, batch_size=8, sampler=sampler):\n",

@@ -31,7 +31,7 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "scale": ((), {"clip": {"scaled": False}}),
     "unscale": ((), {"clip": {"scaled": True}}),
     "clip": (("clip",), {}),
-    "wrap": (("unhooked",), {}),
+    "wrap": (("unhooked",), {"step": {"rows": 0}}),
     "no_sync": (("no_sync",), {}),
     "save": (("saved", "wrote"), {}),
     "load": (("loaded",), {}),
