@@ -62,7 +62,8 @@ lint: $(VENV)/ready $(BIOME)  ## formatting and static checks
 skill: $(VENV)/ready  ## what an assistant needs to convert and check a script: a folder for its skills
 	rm -rf $(SKILL) && mkdir -p $(SKILL) && cp skill/SKILL.md docs/examples/convert/*.py $(SKILL)
 	for page in convert recipes troubleshooting; do \
-		$(RUN) -m tools.site.plain docs/en/$$page.md > $(SKILL)/$$page.md || exit 1; done
+		$(RUN) -m tools.site.plain docs/en/$$page.md convert.md recipes.md troubleshooting.md \
+			> $(SKILL)/$$page.md || exit 1; done
 	$(MAKE) --no-print-directory doctor.pyz PYZ=$(SKILL)/doctor.pyz
 
 figures: $(VENV)/ready  ## the still pictures of the figures that move, after a change of their scripts

@@ -313,6 +313,28 @@ def test_unused_parameters(crew: Crew, changing: bool, point: str) -> None:
         on_two(crew, unused, changing, point=point)
 
 
+def gradient_of_tokens(source: str) -> Tensor:
+    """Of a mean over 6 tokens, which two ranks hold as 4 and 2."""
+    recipes = joined(source)
+    model = nn.Linear(3, 1)
+    inputs = torch.arange(18.0).view(6, 3)
+    if dist.get_world_size() > 1:
+        inputs = inputs[[slice(0, 4), slice(4, 6)][dist.get_rank()]]
+    ddp = DistributedDataParallel(model)
+    total = ddp(inputs).square().sum()
+    recipes.mean_over_all(total, torch.tensor(float(len(inputs)))).backward()
+    return model.weight.grad
+
+
+def test_tokens(crew: Crew) -> None:
+    (alone,) = crew.run(gradient_of_tokens, RECIPES, world_size=1)
+    for gradient in on_two(crew, gradient_of_tokens):
+        assert torch.allclose(gradient, alone)
+    for gradient in on_two(crew, gradient_of_tokens, point="dist.all_reduce(everywhere)",
+                           instead="everywhere *= dist.get_world_size()"):  # fmt: skip
+        assert not torch.allclose(gradient, alone, rtol=0.01)
+
+
 def rates(source: str) -> float:
     """The learning rate in the last step of two epochs."""
     recipes = joined(source)

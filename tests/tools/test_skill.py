@@ -31,6 +31,9 @@ def test_names_what_is_there(skill: Path) -> None:
     for heading in re.findall(r"`(\{#[\w-]+\})`", text):
         assert heading in recipes, heading
     assert "class DistributedWeightedSampler" in recipes
+    for page in skill.glob("*.md"):
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            assert target.startswith("http") or (skill / target).exists(), (page.name, target)
 
 
 def test_commands_run_elsewhere(skill: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Pages as plain Markdown, with their code in them: for assistants, and for the folder skill/.
 
-python -m tools.site.plain PAGE ...    # docs/en/convert.md, say; to standard output
+python -m tools.site.plain docs/en/convert.md convert.md    # for a folder that has this one alone
 """
 
 import re
@@ -63,6 +63,18 @@ def plain(text: str, language: str, repository: str = "") -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
 
 
+def linked_inside(text: str, pages: list[str]) -> str:
+    """For a folder that has these pages alone: links to others become text."""
+
+    def kept(found: re.Match) -> str:
+        target = found[2].partition("#")[0]
+        public = target.startswith("http") and not target.startswith("https://repository/")
+        return found[0] if public or target in ("", *pages) else found[1]
+
+    return re.sub(r"\[([^]]+)\]\(([^)]*)\)", kept, text)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        print(plain(Path(name).read_text(encoding="utf-8"), Path(name).parts[1]), end="")
+    path = Path(sys.argv[1])
+    page = plain(path.read_text(encoding="utf-8"), path.parts[1])
+    print(linked_inside(page, sys.argv[2:]), end="")

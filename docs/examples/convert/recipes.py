@@ -202,6 +202,13 @@ def wrap(model: nn.Module, never_used: nn.Module, changing: bool) -> Distributed
     return DistributedDataParallel(model, find_unused_parameters=changing)
 
 
+def mean_over_all(total: Tensor, count: Tensor) -> Tensor:
+    """The loss for backward(): DDP's average of it is the mean over what all ranks count."""
+    everywhere = count.clone()
+    dist.all_reduce(everywhere)
+    return total * dist.get_world_size() / everywhere
+
+
 def one_cycle(optimizer: SGD, loader: DataLoader, epochs: int) -> OneCycleLR:
     """len(loader) is the number of steps of an epoch, on any number of ranks."""
     return OneCycleLR(optimizer, max_lr=0.1, total_steps=epochs * len(loader))
