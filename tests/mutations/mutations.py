@@ -429,7 +429,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{DOCTOR}::test_no_false_alarm[batches-that-each-rank-slices]": [
         ("ranks may slice what loaders give", 1, "0 < count < 0.75 * size", "False"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[a-wrapper-in-eval-mode]": [
+    f"{DOCTOR}::test_is_not_hidden[one-order-under-a-wrapper-in-eval-mode]": [
         ("the wrapper's mode is not the model's", 1,
          'model = getattr(model, "module", model)', "pass"),
     ],
