@@ -35,6 +35,8 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
 
     gradients = first_difference(ranks, "gradients")
     weights = first_difference(ranks, "weights")
+    if gradients and averages_inside(ranks, gradients["step"]):
+        gradients = None
     unhooked = [event for rank in ranks for event in rank.events["unhooked"]]
     apart = weights and weights["step"] == 0
     if report.teams.together and gradients and weights and not apart:
@@ -74,6 +76,14 @@ def compared(ranks: list[Rank], what: str) -> bool:
 def stay(rank: Rank, what: str) -> bool:
     values = list(rank.figures[what].values())
     return len(values) > 1 and all(one == values[0] for one in values)
+
+
+def averages_inside(ranks: list[Rank], step: int) -> bool:
+    """Whether the optimizer itself averages, as ZeRO may: gradients differ before each step, and
+    weights move and stay equal after it."""
+    mine = ranks[0].figures["weights"]
+    later = {n: unequal for n, unequal in differences(ranks, "weights").items() if n >= step}
+    return bool(later) and mine[max(later)] != mine[min(mine)] and not any(later.values())
 
 
 def differ(one: list, other: list) -> bool:

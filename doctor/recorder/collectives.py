@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.distributed as dist
 from torch.nn import SyncBatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -61,7 +62,8 @@ def exchanged(kind: str, group: object, *args: object) -> None:
     frame = sys._getframe(1)
     while frame and size:
         name = frame.f_code.co_filename
-        if name == SYNC_BATCH_NORM or FSDP in name:
+        norm = isinstance(frame.f_locals.get("self"), _NormBase)  # somebody's own SyncBatchNorm
+        if norm or name == SYNC_BATCH_NORM or FSDP in name:
             return  # statistics of other samples, or weights
         followed = followed or is_of_autograd(frame)
         frame = frame.f_back if is_library(name) else None

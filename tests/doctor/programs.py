@@ -45,6 +45,19 @@ FAULTY = {
          LOOP, "    for _, (images, targets) in zip(range(5), loader):\n"),
         "same_order",
     ),
+    "a SyncBatchNorm of one's own and no shares": (
+        ("model = nn.Sequential(",
+         "class Synced(nn.BatchNorm1d):\n"
+         "    def forward(self, x):\n"
+         "        if self.training:\n"
+         "            own = torch.stack([x.mean(0), x.square().mean(0)])\n"
+         "            both = all_reduce(own) / world_size\n"
+         "            x = (x - both[0]) / (both[1] - both[0].square() + 1e-5).sqrt()\n"
+         "        return x * self.weight + self.bias\n\n\n"
+         "from torch.distributed.nn.functional import all_reduce\n\nmodel = nn.Sequential(",
+         "nn.BatchNorm1d(16)", "Synced(16)", *UNDIVIDED),
+        "same_samples",
+    ),
     "a sum that equals the size": (  # of percentages, say
         (*PADDED, "    dist.all_reduce(totals)\n",
          "    dist.all_reduce(totals)\n    dist.all_reduce(torch.tensor([21.0 * rank]))\n"),
@@ -113,6 +126,20 @@ RIGHT = {
         "ddp = DDP(model)\n"
         "if rank == 0:\n"
         "    import copy\n\n    average = nn.ModuleList([model, copy.deepcopy(model).eval()])\n",
+    ),
+    "an optimizer that averages": (
+        "ddp = DDP(model)\n",
+        "class Averaging(torch.optim.SGD):\n"
+        "    def step(self):\n"
+        "        own = [p.grad for p in model.parameters()]\n"
+        "        for p in model.parameters():\n"
+        "            p.grad = p.grad / world_size\n"
+        "            dist.all_reduce(p.grad)\n"
+        "        super().step()\n"
+        "        for p, grad in zip(model.parameters(), own):\n"
+        "            p.grad = grad\n\n\n"
+        "for p in model.parameters():\n    dist.broadcast(p.data, 0)\nddp = model\n",
+        "torch.optim.SGD(ddp", "Averaging(ddp",
     ),
     "batches that each rank slices": (
         SAMPLER, "torch.utils.data.SequentialSampler(train_set)", EPOCH, "",

@@ -426,6 +426,13 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("DDP wraps the model that is trained", 1,
          "return isinstance(module, DistributedDataParallel), len", "return False, len"),
     ],
+    f"{DOCTOR}::test_is_not_hidden[a-SyncBatchNorm-of-one's-own-and-no-shares]": [
+        ("a SyncBatchNorm may be somebody's own", 1, "if norm or name ==", "if name =="),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[an-optimizer-that-averages]": [
+        ("an optimizer may average", 1,
+         "if gradients and averages_inside(", "if False and averages_inside("),
+    ],
     f"{DOCTOR}::test_no_false_alarm[batches-that-each-rank-slices]": [
         ("ranks may slice what loaders give", 1, "0 < count < 0.75 * size", "False"),
     ],

@@ -23,7 +23,7 @@ SINGLE = "docs/examples/convert/single.py"  # on one GPU
 # Each script, and how many GPUs one of its processes uses.
 SCRIPTS = {f"{path.parent.name}/minimal.py": 1 for path in ROOT.glob("0[1-7]_*/minimal.py")}
 SCRIPTS |= {"docs/examples/convert/multi.py": 1, "docs/examples/handbook/ddp_two_devices.py": 2}
-SCRIPTS[SINGLE] = 1
+SCRIPTS |= {SINGLE: 1, "docs/examples/convert/complete.py": 1}
 del SCRIPTS[SPAWNS]
 CASES = [(script, n) for script in SCRIPTS for n in (1, 2, 4) if script != SINGLE or n == 1]
 CORE = [(script, 1 if script == SINGLE else 2) for script in SCRIPTS]
@@ -35,9 +35,10 @@ def play(script: str, chapter: str, folder: Path) -> str:
     printed, before = io.StringIO(), os.getcwd()
     os.environ["SLURM_STEP_NODELIST"] = "n1"
     nodes = mock.patch("subprocess.check_output", return_value="127.0.0.1\n")
+    paths = mock.patch("sys.path", [str((ROOT / script).parent), *sys.path])
     os.chdir(folder)
     try:
-        with contextlib.redirect_stdout(printed), nodes, mock.patch("sys.argv", [script]):
+        with contextlib.redirect_stdout(printed), nodes, paths, mock.patch("sys.argv", [script]):
             runpy.run_path(str(ROOT / script), run_name="__main__")
     finally:
         os.chdir(before)
@@ -54,14 +55,16 @@ def assert_alike(one: str, other: str) -> None:
 @pytest.mark.parametrize(("script", "ranks"), table(CASES, CORE))
 def test_script(script: str, ranks: int, crew: Crew, gpu_crew: Crew, tmp_path: Path) -> None:
     size, each = (1, ranks) if script == ONE_PROCESS else (ranks, SCRIPTS[script])
-    task = play, script, script.split("/")[0], tmp_path
-    found = gpu_crew.run(on_gpus, size * each, {}, *task, world_size=size)
+    task, folders = (play, script, script.split("/")[0]), [tmp_path / "gpu", tmp_path / "cpu"]
+    for folder in folders:
+        folder.mkdir()
+    found = gpu_crew.run(on_gpus, size * each, {}, *task, folders[0], world_size=size)
     for rank, seen in enumerate(found):
         assert seen.values("layer", "place") == {f"cuda:{rank * each + n}" for n in range(each)}
         assert seen.values("init", "backend") <= {"nccl"}
     assert found[0].answer
     if size <= crew.size:
-        expected = crew.run(*task, world_size=size)
+        expected = crew.run(*task, folders[1], world_size=size)
         for seen, text in zip(found, expected, strict=True):
             assert_alike(seen.answer, text)
 

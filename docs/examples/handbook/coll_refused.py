@@ -29,4 +29,5 @@ attempt(dist.reduce_scatter_tensor, one, torch.ones(world_size, 1))
 # Types: int16 and float8; tensor.view(torch.uint8) can be sent.
 attempt(dist.broadcast, one.short(), 0)
 
+dist.barrier()
 dist.destroy_process_group()
