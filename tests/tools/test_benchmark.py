@@ -24,8 +24,6 @@ from with_tiny_model import TinyModel
 BENCHMARK = TOOLS / "benchmark"
 RESULTS = set(ROOT.glob("docs/assets/results/*/benchmark.json"))
 COMPLETE = ROOT / "docs/assets/results/cpu-2-cores/benchmark.json"
-# Its program is no longer in the repository, see docs/en/performance.md.
-RESULTS.remove(ROOT / "docs/assets/results/cpu-2-cores-options/benchmark.json")
 TINY = ["--steps", "2", "--image-size", "32", "--batch-size-per-rank", "4", "--rounds", "1"]
 # torchvision 0.29 announces that decode_image will move to TorchCodec; the chapters use it.
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
