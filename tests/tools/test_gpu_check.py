@@ -250,7 +250,8 @@ PLANTED = {
         "speed", "01_dataparallel/main.py", "        loss.backward()", "        raise OSError"),
 }  # fmt: skip
 SLOW = ["01_dataparallel", "resume bit for bit", "a broken JPEG", "compiled once"]
-SLOW += ["two ranks on one device, over nccl"]
+SLOW += ["two ranks on one device, over gloo", "two ranks on one device, over nccl"]
+SLOW += ["memory over many all-reduces", "waits in an ordinary step"]
 
 
 @pytest.mark.parametrize(
