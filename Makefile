@@ -60,7 +60,7 @@ lint: $(VENV)/ready $(BIOME)  ## formatting and static checks
 	$(RUN) -m check_jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 skill: $(VENV)/ready  ## what an assistant needs to convert and check a script: a folder for its skills
-	rm -rf $(SKILL) && mkdir -p $(SKILL) && cp skill/SKILL.md docs/examples/convert/*.py $(SKILL)
+	mkdir -p $(SKILL) && cp skill/SKILL.md docs/examples/convert/*.py $(SKILL)
 	for page in convert recipes troubleshooting; do \
 		$(RUN) -m tools.site.plain docs/en/$$page.md convert.md recipes.md troubleshooting.md \
 			> $(SKILL)/$$page.md || exit 1; done

@@ -98,8 +98,8 @@ def check_split(split: Path, report: Report) -> dict[str, list[str]]:
 def check_classes(split: Path, images: dict[str, list], report: Report) -> dict[str, list[str]]:
     """images: by folder. Returned by class."""
     flat = images.pop(str(split), [])
-    how = "sort them into class folders: docs/en/getting-started.md, A flat val"
-    report.error(f"{split}: {len(flat):,} images outside of class folders; {how}", flat)
+    how = "; how to sort them: docs/en/getting-started.md, A flat val" * (split.name == "val")
+    report.error(f"{split}: {len(flat):,} images outside of class folders{how}", flat)
     classes = {label: [] for label in next(os.walk(split), ("", [], []))[1]}
     if not classes:
         what = "put one there for each class, and unpack what is an archive"

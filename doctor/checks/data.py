@@ -15,10 +15,10 @@ RENUMBERED = 10  # samples with other targets: so many, and it is no chance
 
 
 @check(between=True)
-@finds("same_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives wrap")
+@finds("same_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives forward")
 @finds("same_samples:drawn", WRONG, "recipes.md#weighted")
 @finds("same_samples:stream", WRONG, "recipes.md#records")
-@finds("overlapping_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives wrap")
+@finds("overlapping_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives forward")
 @finds("same_order", WRONG, "convert.md#step-5", NEEDS, alone=True)
 @finds("unequal_targets", WRONG, "convert.md#step-3", NEEDS)
 def check_samples(ranks: list[Rank], report: Report) -> str | None:
@@ -26,8 +26,11 @@ def check_samples(ranks: list[Rank], report: Report) -> str | None:
     trained = [rank.training() for rank in ranks]
     if not all(trained):
         return "loader"
-    sharing = "together" * (report.teams.together or report.teams.exchange)
-    sharing = sharing or "sliced" * any(map(slices, ranks))
+    sharing = ""  # why ranks may have equal samples
+    if report.teams.together or report.teams.exchange:
+        sharing = "together"
+    elif all(map(slices, ranks)):
+        sharing = "sliced"
     if any(one.unseen() for by in trained for passes in by.values() for one in passes):
         return "indices"
 

@@ -75,9 +75,10 @@ def exchanged(kind: str, group: object, *args: object) -> None:
 
 def is_of_autograd(frame: object) -> bool:
     """Whether this is the forward() of an autograd.Function."""
-    code = frame.f_code
-    first = frame.f_locals.get(code.co_varnames[0]) if code.co_name == "forward" else None
-    return isinstance(first, torch.autograd.function.FunctionCtx)
+    first = frame.f_code.co_varnames[:1] if frame.f_code.co_name == "forward" else ()
+    return any(
+        isinstance(frame.f_locals.get(n), torch.autograd.function.FunctionCtx) for n in first
+    )
 
 
 def tensors_in(value: object) -> list:

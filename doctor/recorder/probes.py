@@ -60,6 +60,7 @@ PROBES = (
     Probe("clip", "torch.nn.utils.clip_grad.clip_grad_norm_", training.training.clip,
           also="torch.nn.utils.clip_grad_norm_"),
     Probe("wrap", f"{DDP}.__init__", after=training.training.wrap),
+    Probe("forward", f"{DDP}.forward", attach=training.watch_forward),
     Probe("no_sync", f"{DDP}.no_sync", attach=training.watch_no_sync, public=False),
     Probe("save", "torch.serialization.save", files.saved, also="torch.save"),
     Probe("load", "torch.nn.Module.load_state_dict", after=files.loaded),

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 
 import torch
 import torch.distributed as dist
@@ -12,14 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 from . import collectives
 from .collectives import trace
 from .figures import capturing, figures, figures_of
-from .notes import notes, user_line
+from .notes import notes, unseen, user_line
 from .others import all_modules, others
 from .randomness import generators
 from .window import window
 
 ALL_UNTIL = 20  # steps that are compared, each;
 EVERY = 10  # after them, each tenth
-FIRST = 3  # steps of which is known what DDP's models were given
 OTHERS = 4  # of the first, each fourth: what no optimizer changes
 
 
@@ -32,7 +31,6 @@ class Training:
         self.made = weakref.WeakKeyDictionary()  # an optimizer or DDP -> its line
         self.schedulers = weakref.WeakKeyDictionary()
         self.model = lambda: None  # that is trained, if it still exists
-        self.hooks = []  # of DDP's models, during the first steps
         self.wrapped = {}  # a parameter's id -> the node of the graph that DDP waits for
         self.scaled = False  # a GradScaler has multiplied the loss, and not divided the gradients
         self.stepped = None  # an event of the GPU: it has come to the end of the latest step
@@ -83,8 +81,6 @@ class Training:
         figures.drain(wait=False)
         if self.steps in (2, EVERY):
             write_devices(parameters)
-        while self.steps >= FIRST and self.hooks:
-            self.hooks.pop().remove()
         device = parameters[0].device if parameters else torch.device("cpu")
         self.stepped = device.type == "cpu"
         if device.type == "cuda" and not capturing():
@@ -138,8 +134,6 @@ class Training:
         """DDP waits for a node of the graph, which a parameter that is moved has anew."""
         self.made[ddp] = user_line(ddp)
         window.wrapped.add(ddp)
-        forward = partial(notes.call, "wrap", window.forward)
-        self.hooks.append(ddp.register_forward_pre_hook(forward, with_kwargs=True))
         for p in ddp.module.parameters():
             if p.requires_grad:
                 self.wrapped[id(p)] = node(p)
@@ -254,6 +248,20 @@ def before_every_step(probe: str, register: Callable) -> None:
 
 def after_every_step(probe: str, register: Callable) -> None:
     register(partial(notes.call, probe, training.after_step))
+
+
+def watch_forward(probe: str, own: Callable) -> None:
+    """Of the class: a hook of a model would be copied and saved with it."""
+
+    @wraps(own)
+    def forward(ddp: object, *args: object, **kwargs: object) -> object:
+        if torch.compiler.is_compiling():
+            return own(ddp, *args, **kwargs)
+        notes.call(probe, window.forward, args, kwargs)
+        with unseen:
+            return own(ddp, *args, **kwargs)
+
+    DistributedDataParallel.forward = forward
 
 
 def watch_no_sync(probe: str, own: Callable) -> None:

@@ -74,7 +74,7 @@ class Window:
         whole = [one for one in given if one.learns or not one.ended]
         return [one for one in whole if not self.lines or one.line in self.lines][-1:]
 
-    def forward(self, _: object, args: tuple, kwargs: dict) -> None:
+    def forward(self, args: tuple, kwargs: dict) -> None:
         given = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
         first = next(given, None)
         if first is not None and first.dim() and torch.is_grad_enabled():

@@ -141,6 +141,11 @@ RIGHT = {
         "for p in model.parameters():\n    dist.broadcast(p.data, 0)\nddp = model\n",
         "torch.optim.SGD(ddp", "Averaging(ddp",
     ),
+    "a wrapper that is saved and copied": (
+        "ddp = DDP(model)\n",
+        "ddp = DDP(model)\nimport copy\n\n"
+        'copy.deepcopy(ddp)\ntorch.save(ddp, f"whole-{rank}.pt")\n',
+    ),
     "batches that each rank slices": (
         SAMPLER, "torch.utils.data.SequentialSampler(train_set)", EPOCH, "",
         LOOP,

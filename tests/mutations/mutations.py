@@ -433,6 +433,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("an optimizer may average", 1,
          "if gradients and averages_inside(", "if False and averages_inside("),
     ],
+    f"{DOCTOR}::test_no_false_alarm[a-wrapper-that-is-saved-and-copied]": [
+        ("the doctor leaves nothing in a model", 1, "        window.wrapped.add(ddp)\n",
+         "        window.wrapped.add(ddp)\n        ddp.seen = window\n"),
+    ],
     f"{DOCTOR}::test_no_false_alarm[batches-that-each-rank-slices]": [
         ("ranks may slice what loaders give", 1, "0 < count < 0.75 * size", "False"),
     ],

@@ -53,7 +53,11 @@ def test_plain_pages_are_whole(site: Path) -> None:
     assert set(places) == pages
     for place in places:
         text = (site / place).read_text()
-        assert not re.search(r"^ *(@(code|file|diff|table) |///|\[TOC\])", text, re.M), place
+        assert not re.search(
+            r"^ *(@(code|file|diff|table|figure|compare|verdict|comparison)\b|///|\[TOC\])",
+            text,
+            re.M,
+        ), place
         assert text.count("```") % 2 == 0, place
     line = "train_loader.sampler.set_epoch(epoch)"
     assert line in (site / "en/chapters/02_distributed.md").read_text()
