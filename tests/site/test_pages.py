@@ -248,3 +248,33 @@ def test_chapter_headings() -> None:
         page = check_twins.read_page((DOCS / "zh/chapters" / f"{chapter}.md").read_text())
         found = [h.split("#")[-1].rstrip("}") for h in page.headings if h.startswith("## ")]
         assert found == CHAPTER_HEADINGS, chapter
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG 2 defines it."""
+    light = []
+    for colour in (one, other):
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        parts = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        light.append(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] + 0.05)
+    return max(light) / min(light)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((DOCS / "assets/images").glob("*.svg")), ids=lambda p: p.name
+)
+def test_labels_of_pictures_can_be_read(path: Path) -> None:
+    """4.5 : 1 on light and on dark ground, which the picture's own style knows, and in boxes."""
+    light = dark = path.read_text("utf-8")
+    if grey := re.search(r"<style>svg\{color:(.*?)\}@media.*?svg\{color:(.*?)\}(.*)\}", light):
+        light, dark = (light.replace("currentColor", colour) for colour in grey.groups()[:2])
+        for fill, other in re.findall(r'text\[fill="(.*?)"\]\{fill:(.*?)\}', grey[3]):
+            dark = re.sub(f'(<text[^>]* fill="){fill}', rf"\g<1>{other}", dark)
+    for drawn, ground in ((light, "#fff"), (dark, "#12181f")):
+        box = ""
+        for kind, fill in re.findall(r"<(rect|text)\b[^>]*\bfill(?:=\"|: )(#\w+)", drawn):
+            if kind == "rect":
+                box = fill
+            else:
+                assert contrast(fill, box if fill == "#fff" else ground) >= 4.5, (ground, fill)
