@@ -203,7 +203,7 @@ def test_stills_are_what_the_scripts_draw(scripts: Page) -> None:
 
 
 def sentence(page: Page, name: str) -> str:
-    return page.locator(f"#fig-{name} .fig-sentence").inner_text()
+    return page.locator(f"#fig-{name} .fig-sentence").inner_text().replace("\xa0", " ")
 
 
 AS_SENT = """async (selector) => {

@@ -38,7 +38,7 @@
 
   function draw(result, { ranks, step, megabytes, bandwidth }, words) {
     // A column for each rank, a row for each chunk. The picture is as high for 2 ranks as for 8.
-    const [left, top, bottom, columns] = [66, 26, 250, 370];
+    const [left, top, bottom, columns] = [74, 26, 250, 364];
     const [across, down] = [columns / ranks, Math.min(56, (bottom - top) / ranks)];
     const [width, height] = [across - 14, down - 6];
     const x = (rank) => left + rank * across;
@@ -62,7 +62,7 @@
         if (frame === "fig-frame") return;
         const middle = y(chunk) + height / 2;
         // Into rank 0 from the last rank, around the others.
-        const back = `M${x(ranks) - 13} ${middle}h7V${bottom + 6}H${left - 12}V${middle}h10`;
+        const back = `M${x(ranks) - 13} ${middle}h7V${y(ranks) + 4}H${left - 12}V${middle}h10`;
         const way = rank === 0 ? back : `M${x(rank) - 13} ${middle}h11`;
         parts.push(`<path class="fig-arrow" d="${way}m-4 -3l4 3l-4 3"/>`);
       });

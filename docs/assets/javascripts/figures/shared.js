@@ -89,7 +89,9 @@
   function parts(name, state, language) {
     const figure = figures[name];
     const drawn = figure.draw(figure.compute(state), state, figure.words[language]);
-    drawn.sentence = drawn.sentence.replaceAll("。 ", "。");
+    drawn.sentence = drawn.sentence
+      .replaceAll("。 ", "。")
+      .replace(/(\d) (%|[mM]?s\b|[MG]B|毫秒|步|张)/g, "$1\u00a0$2"); // stay in one line
     return drawn;
   }
 
