@@ -42,8 +42,8 @@ WORDS = {
     r"\d %": "1%",
 }
 # Pages that are still to follow.
-WORDS_LATER = """cases chapters/02_distributed chapters/06_slurm convert doctor faq getting-started index
-    troubleshooting""".split()
+WORDS_LATER = """cases chapters/02_distributed chapters/06_slurm convert doctor faq getting-started
+    index troubleshooting""".split()
 
 
 @dataclass
