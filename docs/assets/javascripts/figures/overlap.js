@@ -226,8 +226,8 @@
         alone: "单卡不需要通信：每步 <b>{milliseconds} 毫秒</b>。",
         hides: "all-reduce 全部被反向掩盖：每步 <b>{milliseconds} 毫秒</b>。",
         waits:
-          "每步 <b>{milliseconds} 毫秒</b>，其中显卡等网络 <b>{waiting} 毫秒</b>；all-reduce 的时间有 <b>{hidden} %</b> 被反向掩盖。",
-        speed: "效率 <b>{efficiency} %</b>，每秒 {rate} 张图片，{count} 个桶。",
+          "每步 <b>{milliseconds} 毫秒</b>，其中显卡等网络 <b>{waiting} 毫秒</b>；all-reduce 的时间有 <b>{hidden}%</b> 被反向掩盖。",
+        speed: "效率 <b>{efficiency}%</b>，每秒 {rate} 张图片，{count} 个桶。",
       },
     },
   };

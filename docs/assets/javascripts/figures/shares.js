@@ -176,7 +176,7 @@
           "共 <b>{steps} 步</b>（一行里每组是一步）。重复用到的图片（加框）：<b>{twice}</b> 张；一次也没用到的：<b>{missing}</b> 张。",
         uneven: "有的 rank 只有 {fewest} 步：我们的评估不受影响，但训练时其他 rank 会一直等它。",
         accuracy:
-          "如果这是评估（带下划线的图片猜错了），算出的准确率是 <b>{reported} %</b>，真实值是 {right} %。",
+          "如果这是评估（带下划线的图片猜错了），算出的准确率是 <b>{reported}%</b>，真实值是 {right}%。",
         same: "没有调用 <code>set_epoch</code>，所以和第 0 个 epoch 的顺序一样。",
       },
     },
