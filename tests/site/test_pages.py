@@ -248,3 +248,5 @@ def test_chapter_headings() -> None:
         page = check_twins.read_page((DOCS / "zh/chapters" / f"{chapter}.md").read_text())
         found = [h.split("#")[-1].rstrip("}") for h in page.headings if h.startswith("## ")]
         assert found == CHAPTER_HEADINGS, chapter
+        others = {f"{other}.md" for other in CHAPTERS if other != chapter}
+        assert others | {"index.md"} <= set(page.links), chapter  # the row above the title
