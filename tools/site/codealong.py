@@ -253,14 +253,21 @@ class Walk(Block):
         return etree.SubElement(parent, "div", {"class": "walk"})
 
     def on_end(self, block: etree.Element) -> None:
-        children = list(block)
-        code = [child for child in children if self.is_code(child)]
-        note = [child for child in children if child not in code]
-        if not code or not note:
-            raise SiteError("/// walk needs a note and at least one @code line")
+        """Rows of a note and its code: text below code begins the next row."""
+        rows: list[tuple[list[etree.Element], list[etree.Element]]] = []
+        for child in block:
+            code = self.is_code(child)
+            if not rows or (rows[-1][1] and not code):
+                rows.append(([], []))
+            rows[-1][code].append(child)
+        if not rows or not all(note and code for note, code in rows):
+            raise SiteError(
+                "/// walk needs a note and at least one @code line, in each of its rows"
+            )
         block[:] = []
-        for name, members in (("text", note), ("code", code)):
-            etree.SubElement(block, "div", {"class": f"walk-{name}"}).extend(members)
+        for row in rows:
+            for name, members in zip(("text", "code"), row, strict=True):
+                etree.SubElement(block, "div", {"class": f"walk-{name}"}).extend(members)
 
     def is_code(self, child: etree.Element) -> bool:
         match = HTML_PLACEHOLDER_RE.fullmatch((child.text or "").strip())
