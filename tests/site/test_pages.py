@@ -264,4 +264,6 @@ def test_chapter_headings() -> None:
     for chapter in CHAPTERS:
         page = check_twins.read_page((DOCS / "zh/chapters" / f"{chapter}.md").read_text())
         found = [h.split("#")[-1].rstrip("}") for h in page.headings if h.startswith("## ")]
-        assert found == CHAPTER_HEADINGS, chapter
+        skeleton, run, *rest = CHAPTER_HEADINGS
+        first = [run, skeleton] if chapter == "06_slurm" else [skeleton, run]  # its job file
+        assert found == [*first, *rest], chapter
