@@ -267,3 +267,5 @@ def test_chapter_headings() -> None:
         skeleton, run, *rest = CHAPTER_HEADINGS
         first = [run, skeleton] if chapter == "06_slurm" else [skeleton, run]  # its job file
         assert found == [*first, *rest], chapter
+        others = {f"{other}.md" for other in CHAPTERS if other != chapter}
+        assert others | {"index.md"} <= set(page.links), chapter  # the row above the title

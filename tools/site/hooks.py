@@ -21,6 +21,10 @@ def on_pre_build(config: MkDocsConfig) -> None:
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     write_plain(page, config)
+    # What the doctor prints in capitals, in the colour of a mistake.
+    output = re.sub(
+        r"(?m)(^|<code>)(WRONG RESULT|HANG AHEAD)(?=  \w)", r'\1<b class="wrong">\2</b>', output
+    )
     # The other language of a home page is "/" or "/en/", which is wrong below a path.
     root = "../" * page.url.count("/") or "./"
     return re.sub(r'href="/((?:en/)?)" hreflang', rf'href="{root}\1" hreflang', output)
