@@ -227,6 +227,21 @@ def test_pages_match() -> None:
     assert check_twins.problems(DOCS) == []
 
 
+def test_chinese_words() -> None:
+    assert check_twins.wrong_words("一个缓冲区，损失 14 %，`钩子`") == [
+        "line 1: 缓冲区: write buffer",
+        "line 1: 损失: write loss",
+        "line 1: 4 %: write 1%",
+    ]
+    assert check_twins.wrong_words("buffer（缓冲区），损失函数，梯度检查点\n```\n屏障\n```") == []
+    for file in (
+        *(ROOT / "doctor/words").glob("*zh.*"),
+        *DOCS.glob("examples/**/*.zh.json"),
+        *DOCS.glob("assets/results/**/*.zh.md"),
+    ):
+        assert check_twins.wrong_words(file.read_text("utf-8")) == [], file
+
+
 READMES = {"zh": "README.zh-CN.md", "en": "README.md"}
 
 
