@@ -42,7 +42,7 @@ WORDS = {
     r"\d %": "1%",
 }
 # Pages that are still to follow.
-LATER = "cases chapters/02_distributed chapters/06_slurm convert doctor faq troubleshooting".split()
+LATER = "cases doctor faq troubleshooting".split()
 
 
 @dataclass
