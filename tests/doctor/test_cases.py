@@ -15,7 +15,7 @@ from tools.site.verdicts import CASES, all_cases
 
 KNOWN = all_cases()
 MISSED = [name for name, case in KNOWN.items() if case.finding == "nothing"]
-SLOW = ["automodel_skip", "deepmd_steps", "prime_rl_validation", "pytorch_rank0_validation"]
+SLOW = ["automodel_skip", "prime_rl_validation", "pytorch_rank0_validation"]
 LAUNCHED = ["mmseg_scandir"]  # warm processes have one order of sets
 SLOW += LAUNCHED
 RUNS = [pytest.param(name, marks=pytest.mark.proof if name in SLOW else ()) for name in KNOWN]
