@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torchvision
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -35,6 +35,18 @@ def as_floats(*steps: nn.Module) -> transforms.Compose:
 
 def train_view(size: int) -> transforms.Compose:
     return as_floats(transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip())
+
+
+def datasets(args: argparse.Namespace) -> tuple[Dataset, Dataset, int]:
+    """For training, for validation, and the number of classes."""
+    size = args.image_size
+    if args.synthetic:  # finished images in memory, few of them different
+        few = TensorDataset(torch.randn(64, 3, size, size), torch.arange(64) % 10)
+        images = Subset(few, [number % 64 for number in range(args.synthetic)])
+        return images, images, 10
+    train_set = ImageFolder(args.data / "train", train_view(size))
+    val_view = as_floats(transforms.Resize(size * 8 // 7), transforms.CenterCrop(size))
+    return train_set, ImageFolder(args.data / "val", val_view), len(train_set.classes)
 
 
 def on_host(loss: Tensor, output: Tensor, target: Tensor) -> Tensor:
@@ -94,7 +106,9 @@ def validate(model: nn.Module, loader: DataLoader, device: torch.device) -> dict
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="an ImageNet tree")
+    images = parser.add_mutually_exclusive_group(required=True)
+    images.add_argument("--data", type=Path, help="an ImageNet tree")
+    images.add_argument("--synthetic", type=int, help="so many images without files")
     parser.add_argument("--arch", default="resnet50")
     parser.add_argument("--output-dir", type=Path, default=Path("runs", "reference"))
     parser.add_argument("--image-size", type=int, default=224)
@@ -114,11 +128,8 @@ def main(argv: list[str] | None = None) -> nn.Module:
         torch.backends.cudnn.benchmark = True
     dist.init_process_group("nccl" if gpu else "gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    size = args.image_size
-    train_set = ImageFolder(args.data / "train", train_view(size))
-    val_view = as_floats(transforms.Resize(size * 8 // 7), transforms.CenterCrop(size))
-    val_set = ImageFolder(args.data / "val", val_view)
-    model = torchvision.models.get_model(args.arch, num_classes=len(train_set.classes)).to(device)
+    train_set, val_set, classes = datasets(args)
+    model = torchvision.models.get_model(args.arch, num_classes=classes).to(device)
     model = DistributedDataParallel(model, device_ids=[local_rank] if gpu else None)
     lr = 0.1 * args.batch_size / 256
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=1e-4)
@@ -140,9 +151,6 @@ def main(argv: list[str] | None = None) -> nn.Module:
     train(model, train_loader, optimizer, device, write)
     means = validate(model, val_loader, device)
     write("eval", step=len(train_loader), **means, images=len(val_set))
-    if rank == 0:
-        state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(state, args.output_dir / "checkpoint.pt")
     dist.destroy_process_group()
     return model.module
 

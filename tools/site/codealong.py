@@ -20,6 +20,7 @@ from markdown.util import HTML_PLACEHOLDER_RE
 from pymdownx.blocks import BlocksExtension
 from pymdownx.blocks.block import Block
 
+from ..benchmark.table import tables
 from .diffs import CONTEXT, compare_data, diff_html
 from .source import ROOT, SiteError, Source, read, to_html, translated
 from .verdicts import comparison, verdict
@@ -185,6 +186,8 @@ class CodeAlong(Preprocessor):
     def table(self, words: list[str], options: Options) -> list[str]:
         path, *key = words
         text = (ROOT / path).read_text(encoding="utf-8")
+        if path.endswith(".json"):  # of the benchmark
+            return ["", *tables(json.loads(text), language_of(self.md), *key), ""]
         if key:
             _, there, text = text.partition(f"<!-- {key[0]} -->")
             if not there:
