@@ -471,7 +471,7 @@ def benchmark(box: Box, part: str, ranks: int, *words: object) -> list[dict]:
 
 
 def shown(runs: list[dict]) -> str:
-    head, _, *lines = table("", runs, "en")
+    head, _, *lines = table(runs, "en")
     return "; ".join(line.strip("| ") for line in (head, *lines) if line)
 
 

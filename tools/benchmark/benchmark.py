@@ -257,7 +257,7 @@ def main(argv: list[str] | None = None) -> None:
                 rows.append(row)
                 print(json.dumps(row), flush=True)
                 save(result, args.out)
-    print("", *tables(result, "en"), f"all of it is in {args.out}", sep="\n")
+    print("", *tables(args.out, "en"), f"all of it is in {args.out}", sep="\n")
     failed = [row["failed"] for rows in result["runs"].values() for row in rows if "failed" in row]
     if failed:
         raise SystemExit(f"benchmark: error: {len(failed)} runs failed; {failed[0]}")

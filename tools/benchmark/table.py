@@ -5,13 +5,15 @@ also has the ratio to the part's first variant: the median of those of each roun
 met the machine in one state, and in brackets the smallest and the largest.
 """
 
+import json
+from pathlib import Path
 from statistics import median
 
 # What heads say in Chinese.
 ZH = {
-    "training": "训练", "validation": "验证", "first step s": "首步完成 秒", " ms": " 毫秒",
-    "input, one core": "输入，单核", "images/s": "张/秒", "x reference": "相对 reference",
-    "GPU MiB": "显存 MiB",
+    "variant": "方案", "training": "训练", "validation": "验证", "images/s": "张/秒",
+    "x reference": "相对 reference", "first step s": "首步完成 秒", "GPU MiB": "显存 MiB",
+    " ms": " 毫秒",
 }  # fmt: skip
 CAPTION = {
     "en": "{cpu}, {cores} CPU cores{gpus}, torch {torch}; {processes} processes, {arch}, "
@@ -37,7 +39,7 @@ def spread(values: list[float]) -> str:
     return number(median(values)) + around
 
 
-def table(part: str, rows: list[dict], language: str, wanted: str = "") -> list[str]:
+def table(rows: list[dict], language: str, wanted: str = "") -> list[str]:
     """The lines of a Markdown table: of all variants, or of a chapter and of the first variant."""
     rows = [row for row in rows if "failed" not in row]
     if not rows:
@@ -45,7 +47,7 @@ def table(part: str, rows: list[dict], language: str, wanted: str = "") -> list[
     figures = [name for name in rows[0] if name not in ("round", "variant")]
     names = list(dict.fromkeys(row["variant"] for row in rows))
     by_round = {(row["round"], row["variant"]): row for row in rows}
-    head, lines = [part], []
+    head, lines = ["variant"], []
     for figure in figures:
         head += [figure, "x reference"] if "images/s" in figure else [figure]
     for name in names:
@@ -53,13 +55,11 @@ def table(part: str, rows: list[dict], language: str, wanted: str = "") -> list[
             continue
         own, cells = [row for row in rows if row["variant"] == name], [name]
         for figure in figures:
-            values = [row[figure] for row in own]
-            if "images/s" not in figure:
-                cells.append(spread(values))
-                continue
-            pairs = [(row, by_round.get((row["round"], names[0]))) for row in own]
-            ratios = [row[figure] / first[figure] for row, first in pairs if first]
-            cells += [number(median(values)), "1" if name == names[0] else spread(ratios)]
+            cells.append(number(median(row[figure] for row in own)))
+            if "images/s" in figure:
+                pairs = [(row, by_round.get((row["round"], names[0]))) for row in own]
+                ratios = [row[figure] / first[figure] for row, first in pairs if first]
+                cells.append("1" if name == names[0] else spread(ratios))
         lines.append(cells)
     for there, here in ZH.items() if language == "zh" else ():
         head = [cell.replace(there, here) for cell in head]
@@ -67,13 +67,14 @@ def table(part: str, rows: list[dict], language: str, wanted: str = "") -> list[
     return [text[0], "| --- " + "| ---: " * (len(head) - 1) + "|", *text[1:], ""]
 
 
-def tables(result: dict, language: str, wanted: str = "") -> list[str]:
+def tables(path: Path, language: str, wanted: str = "") -> list[str]:
     """All tables of a result as lines of Markdown, or that of a chapter, by its number."""
+    result = json.loads(path.read_text(encoding="utf-8"))
     machine, comma = result["machine"], {"en": ", ", "zh": "，"}[language]
     gpus = "".join(comma + name for name in machine["gpus"])
     places = result | machine | result["versions"] | result["settings"] | {"gpus": gpus}
     lines = []
     for part, rows in result["runs"].items():
         if part == "training" or not wanted:
-            lines += table(part, rows, language, wanted)
+            lines += table(rows, language, wanted)
     return [*lines, CAPTION[language].format(**places), ""]

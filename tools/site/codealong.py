@@ -185,9 +185,9 @@ class CodeAlong(Preprocessor):
 
     def table(self, words: list[str], options: Options) -> list[str]:
         path, *key = words
-        text = (ROOT / path).read_text(encoding="utf-8")
         if path.endswith(".json"):  # of the benchmark
-            return ["", *tables(json.loads(text), language_of(self.md), *key), ""]
+            return ["", *tables(ROOT / path, language_of(self.md), *key), ""]
+        text = (ROOT / path).read_text(encoding="utf-8")
         if key:
             _, there, text = text.partition(f"<!-- {key[0]} -->")
             if not there:

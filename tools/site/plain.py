@@ -9,6 +9,7 @@ import textwrap
 from difflib import unified_diff
 from pathlib import Path
 
+from ..benchmark.table import tables
 from .codealong import FORMS, parse
 from .source import ROOT, Source, read, translated
 from .verdicts import comparison, verdict
@@ -38,6 +39,8 @@ def made_of(form: str, words: list[str], language: str) -> list[str]:
         return fenced("diff", list(unified_diff(*bodies, *words, lineterm="")))
     if form == "table":
         path, *key = words
+        if path.endswith(".json"):
+            return tables(ROOT / path, language, *key)
         text = (ROOT / path).read_text(encoding="utf-8")
         if key:
             text = text.partition(f"<!-- {key[0]} -->")[2].partition("<!-- ")[0]
