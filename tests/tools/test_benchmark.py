@@ -41,9 +41,9 @@ def test_ratios_are_taken_within_a_round() -> None:
         for n, rate in enumerate(found)
     ]
     cells = [line.strip("| ").split(" | ") for line in table.table(rows, "en")[2:5]]
-    assert cells[0] == ["reference", "20", "1"]
-    assert cells[1] == ["02", "24", "1.5 (1.2–2)"]  # not 24 / 20
-    assert cells[2] == ["02 --bf16", "50", "3.5 (3–4)"]
+    assert cells[0] == ["`reference`", "20", "1"]
+    assert cells[1] == ["`02`", "24", "1.5 (1.2–2)"]  # not 24 / 20
+    assert cells[2] == ["`02 --bf16`", "50", "3.5 (3–4)"]
     assert len(table.table(rows, "zh", "03")) == 4  # head, dashes, reference, ""
 
 
@@ -134,7 +134,7 @@ def run_tool(argv: list[str], folder: Path, timeout: float = PATIENCE) -> tuple[
 def test_a_whole_run_writes_its_result_and_leaves_nothing(tmp_path: Path) -> None:
     alone = ["--variants", "reference --synthetic", "--processes", "1", "--workers", "0"]
     found, said = run_tool(alone, tmp_path)
-    assert [*found["runs"]] == ["training"] and "| reference --synthetic | " in said
+    assert [*found["runs"]] == ["training"] and "| `reference --synthetic` | " in said
 
 
 @pytest.mark.proof

@@ -5,10 +5,11 @@
 
 It trains one epoch, the way of the ImageNet scripts that people copy, with what those leave at its
 default: pictures decoded and augmented by PIL, float samples from the workers, weights and images
-in NCHW, fp32, plain SGD, loss and top-1/top-5 read on the host in every step, the wrapped model
-evaluated on shares that DistributedSampler has padded. On GPUs it lets cuDNN choose its algorithms
-and matrix products use TF32, as the chapters do, so that neither is what a ratio shows. What it
-writes to metrics.jsonl after the first step, the last one and the evaluation is what they write.
+in NCHW, fp32 (or --bf16), plain SGD, loss and top-1/top-5 read on the host in every step, the
+wrapped model evaluated on shares that DistributedSampler has padded. On GPUs it lets cuDNN choose
+its algorithms and matrix products use TF32, as the chapters do, so that neither is what a ratio
+shows. What it writes to metrics.jsonl after the first step, the last one and the evaluation is what
+they write.
 """
 
 import argparse
@@ -74,7 +75,7 @@ def train(
     totals, window = torch.zeros(4), time.perf_counter()
     for step, (images, target) in enumerate(loader, start=1):
         images, target = (x.to(device, non_blocking=True) for x in (images, target))
-        output = model(images)
+        output = model(images).float()
         loss = criterion(output, target)
         totals = totals + on_host(loss, output, target)
         optimizer.zero_grad()
@@ -97,7 +98,7 @@ def validate(model: nn.Module, loader: DataLoader, device: torch.device) -> dict
     totals = torch.zeros(4)
     for images, target in loader:
         images, target = (x.to(device, non_blocking=True) for x in (images, target))
-        output = model(images)
+        output = model(images).float()
         totals = totals + on_host(criterion(output, target), output, target)
     totals = totals.to(device)
     dist.all_reduce(totals)
@@ -114,6 +115,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--bf16", action="store_true", help="under autocast")
     return parser.parse_args(argv)
 
 
@@ -130,6 +132,8 @@ def main(argv: list[str] | None = None) -> nn.Module:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, val_set, classes = datasets(args)
     model = torchvision.models.get_model(args.arch, num_classes=classes).to(device)
+    # The loss stays in fp32: its input is made so.
+    model.forward = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16)(model.forward)
     model = DistributedDataParallel(model, device_ids=[local_rank] if gpu else None)
     lr = 0.1 * args.batch_size / 256
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=1e-4)

@@ -53,7 +53,7 @@ def table(rows: list[dict], language: str, wanted: str = "") -> list[str]:
     for name in names:
         if wanted and name != names[0] and wanted not in name.split():
             continue
-        own, cells = [row for row in rows if row["variant"] == name], [name]
+        own, cells = [row for row in rows if row["variant"] == name], [f"`{name}`"]
         for figure in figures:
             cells.append(number(median(row[figure] for row in own)))
             if "images/s" in figure:
