@@ -140,19 +140,10 @@ def test_a_whole_run_writes_its_result_and_leaves_nothing(tmp_path: Path) -> Non
 @pytest.mark.proof
 def test_all_variants_and_parts_run(tmp_path: Path) -> None:
     """The chapters beside the reference, the input pipeline, all-reduce."""
-    variants = [
-        "reference",
-        "reference --synthetic",
-        "02",
-        "02 --bf16",
-        "02 --synthetic",
-        "02 doctor",
-        "01",
-        "03",
-    ]
-    variants += ["04 --amp-dtype fp32", "06", "07"]
-    found, said = run_tool(["--all", "--variants", ",".join(variants)], tmp_path, 1800)
-    assert [row["variant"] for row in found["runs"]["training"]] == variants
+    variants = "reference,reference --bf16 --synthetic,02,02 --bf16,02 --synthetic,02 doctor,01,03,"
+    variants += "04 --amp-dtype fp32,06,07"
+    found, said = run_tool(["--all", "--variants", variants], tmp_path, 1800)
+    assert [row["variant"] for row in found["runs"]["training"]] == variants.split(",")
     assert said.count("| --- |") == 3
     [gloo] = found["runs"]["all-reduce"]  # each of two ranks sends the tensor once
     assert gloo["100 MiB GB/s"] == pytest.approx((100 << 20) / gloo["100 MiB ms"] / 1e6)
