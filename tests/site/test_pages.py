@@ -14,7 +14,7 @@ markdown = pytest.importorskip("markdown", reason="needs requirements-dev.txt")
 pytest.importorskip("pymdownx.blocks", reason="needs requirements-dev.txt")  # not with tensorboard
 
 from tools.site import check_twins, codealong  # noqa: E402
-from tools.site.diffs import hunks  # noqa: E402
+from tools.site.diffs import hunks, step_hunks  # noqa: E402
 from tools.site.source import SiteError, Source, read, translated  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -164,6 +164,23 @@ def test_diff_is_that_of_the_files() -> None:
     assert len(gone) + len(come) > 20  # how many at most: test_static.py
 
 
+def test_steps_are_parts_of_the_diff() -> None:
+    """Each line that differs is in exactly one step, with its real number."""
+    folder = "docs/examples/convert"
+    old, new = read(f"{folder}/single.py"), read(f"{folder}/multi.py")
+    whole = [row for _, rows in hunks(old, new) for row in rows if row[0] != "="]
+    parts = []
+    for n in range(1, 9):
+        for _, rows in step_hunks(old, translated(new, "zh"), new, f"step {n}"):
+            parts += [row for row in rows if row[0] != "="]
+    said = [row[:3] for row in whole if not row[2] or new.lines[row[2] - 1]]
+    assert sorted(row[:3] for row in parts) == sorted(said) and len(said) > 20
+    page = render(f'@diff {folder}/single.py {folder}/multi.py "step 2"', page="zh/page.md")
+    assert page.count("cd-del") == page.count("cd-add") == 1 and "第 2 步" in page
+    with pytest.raises(SiteError, match="has the mark 'step 9'"):
+        render(f'@diff {folder}/single.py {folder}/multi.py "step 9"')
+
+
 # --- both languages match -------------------------------------------------------------------------
 
 
@@ -210,6 +227,21 @@ def test_pages_match() -> None:
     assert check_twins.problems(DOCS) == []
 
 
+def test_chinese_words() -> None:
+    assert check_twins.wrong_words("一个缓冲区，损失 14 %，`钩子`") == [
+        "line 1: 缓冲区: write buffer",
+        "line 1: 损失: write loss",
+        "line 1: 4 %: write 1%",
+    ]
+    assert check_twins.wrong_words("buffer（缓冲区），损失函数，梯度检查点\n```\n屏障\n```") == []
+    for file in (
+        *(ROOT / "doctor/words").glob("*zh.*"),
+        *DOCS.glob("examples/**/*.zh.json"),
+        *DOCS.glob("assets/results/**/*.zh.md"),
+    ):
+        assert check_twins.wrong_words(file.read_text("utf-8")) == [], file
+
+
 READMES = {"zh": "README.zh-CN.md", "en": "README.md"}
 
 
@@ -247,6 +279,38 @@ def test_chapter_headings() -> None:
     for chapter in CHAPTERS:
         page = check_twins.read_page((DOCS / "zh/chapters" / f"{chapter}.md").read_text())
         found = [h.split("#")[-1].rstrip("}") for h in page.headings if h.startswith("## ")]
-        assert found == CHAPTER_HEADINGS, chapter
+        skeleton, run, *rest = CHAPTER_HEADINGS
+        first = [run, skeleton] if chapter == "06_slurm" else [skeleton, run]  # its job file
+        assert found == [*first, *rest], chapter
         others = {f"{other}.md" for other in CHAPTERS if other != chapter}
         assert others | {"index.md"} <= set(page.links), chapter  # the row above the title
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG 2 defines it."""
+    light = []
+    for colour in (one, other):
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        parts = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        light.append(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] + 0.05)
+    return max(light) / min(light)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((DOCS / "assets/images").glob("*.svg")), ids=lambda p: p.name
+)
+def test_labels_of_pictures_can_be_read(path: Path) -> None:
+    """4.5 : 1 on light and on dark ground, which the picture's own style knows, and in boxes."""
+    light = dark = path.read_text("utf-8")
+    if grey := re.search(r"<style>svg\{color:(.*?)\}@media.*?svg\{color:(.*?)\}(.*)\}", light):
+        light, dark = (light.replace("currentColor", colour) for colour in grey.groups()[:2])
+        for fill, other in re.findall(r'text\[fill="(.*?)"\]\{fill:(.*?)\}', grey[3]):
+            dark = re.sub(f'(<text[^>]* fill="){fill}', rf"\g<1>{other}", dark)
+    for drawn, ground in ((light, "#fff"), (dark, "#12181f")):
+        box = ""
+        for kind, fill in re.findall(r"<(rect|text)\b[^>]*\bfill(?:=\"|: )(#\w+)", drawn):
+            if kind == "rect":
+                box = fill
+            else:
+                assert contrast(fill, box if fill == "#fff" else ground) >= 4.5, (ground, fill)

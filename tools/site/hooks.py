@@ -2,9 +2,14 @@
 
 import re
 import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from tools.site.codealong import COPIES, linked
@@ -17,6 +22,17 @@ listed: dict[str, str] = {}  # plain Markdown: its place in the site -> a line o
 def on_pre_build(config: MkDocsConfig) -> None:
     linked.clear()
     read.cache_clear()
+
+
+@event_priority(-200)  # after i18n, which would look for it in docs/
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """The doctor in one file, to be downloaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "doctor.pyz")
+        make = ["make", "-s", "-C", ROOT, made.name, f"PYTHON={sys.executable}", f"PYZ={made}"]
+        subprocess.run(make, check=True)
+        files.append(File.generated(config, made.name, content=made.read_bytes()))
+    return files
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
