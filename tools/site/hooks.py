@@ -16,6 +16,17 @@ from tools.site.codealong import COPIES, linked
 from tools.site.plain import plain
 from tools.site.source import ROOT, read
 
+# What the site is told of pages; in a page GitHub would show it as a table. Wide ones need the room
+# of the menu, or have their contents in the text: <!-- toc -->.
+META = {
+    "chapters/": {"hide": ["navigation", "toc"]},
+    "compare.md": {"hide": ["navigation", "toc"]},
+    "convert.md": {"hide": ["navigation", "toc"], "search": {"boost": 2}},
+    "handbook/api.md": {"hide": ["toc"]},
+    "index.md": {"hide": ["navigation", "toc"]},
+    "migration.md": {"hide": ["navigation", "toc"]},
+    "recipes.md": {"hide": ["navigation"]},
+}
 listed: dict[str, str] = {}  # plain Markdown: its place in the site -> a line of llms.txt
 
 
@@ -35,6 +46,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, page: Page, **_: object) -> None:
+    _, _, name = page.file.src_uri.partition("/")
+    for start, meta in META.items():
+        if name.startswith(start):
+            page.meta |= meta
+
+
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     write_plain(page, config)
     # What the doctor prints in capitals, in the colour of a mistake.
@@ -48,12 +66,11 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 
 def write_plain(page: Page, config: MkDocsConfig) -> None:
     """convert.md beside convert/: for those who read without a browser."""
-    language, _, name = page.file.src_uri.partition("/")
-    place = name if language == "zh" else page.file.src_uri
+    place = page.file.src_uri.removeprefix("zh/")
     source = Path(page.file.abs_src_path).read_text(encoding="utf-8")
     target = Path(config.site_dir, place)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(plain(source, language, config.repo_url or ""), encoding="utf-8")
+    target.write_text(plain(source, page.file.src_uri, config.repo_url or ""), encoding="utf-8")
     about = page.meta.get("description", "")
     listed[place] = f"- [{page.title}]({config.site_url or ''}{place})" + f": {about}" * bool(about)
 
