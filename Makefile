@@ -43,9 +43,8 @@ proof: $(VENV)/ready $(VENV)/ready-for-tests $(MERMAID) smoke-oldest  ## hours: 
 faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, written to tests/FAULTS.md
 	$(RUN) -m pytest tests/faults --write-faults $(ARGS)
 
-bench: $(VENV)/ready  ## the chapters against a plain DDP script, a bare loop and PIL, in short
-	$(RUN) tools/benchmark/benchmark.py --train --input --loop --collectives --rounds 2 --steps 6 \
-	    --variants reference,02,03 $(ARGS)
+bench: $(VENV)/ready  ## chapters against a plain DDP script, loading images, all-reduce, in short
+	$(RUN) tools/benchmark/benchmark.py --all --rounds 2 --steps 6 --variants reference,02,03 $(ARGS)
 
 doctor.pyz:  ## the doctor in one file, to be copied to a cluster: python doctor.pyz torchrun ...
 	@parts=$$(mktemp -d) && trap 'rm -rf "$$parts"' EXIT && cp -r doctor "$$parts" && cd "$$parts/doctor" \

@@ -28,24 +28,21 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import median
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tools/benchmark"))
-from processes import end_all, end_on_signals, marked  # noqa: E402
+sys.path.append(str(Path(__file__).with_name("benchmark")))
+from processes import HOROVODRUN, PYTHON, ROOT, end_all, end_on_signals, launcher, marked, torchrun
+from table import table
 
 PROBES, BENCHMARK = ROOT / "tools/gpu_probes.py", ROOT / "tools/benchmark/benchmark.py"
 SHARES = {"machine": 1, "chapters": 3, "exactness": 3, "speed": 3}  # of --minutes
 QUIET = 90  # seconds without output after which a program hangs; slow ones go on talking
 SOON = 60  # seconds after which a run that is told to stop should have done so
-PYTHON = [sys.executable, "-u"]
 # What torch or nccl say where a chapter has done something wrong, and go on.
 COMPLAINTS = ("Grad strides do not match", "destroy_process_group() was not called")
 # cuBLAS and cuDNN compute float32 in full. In TF32, which the chapters choose, a batch of another
 # size may move a guess.
 NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}
-# What srun would set, for one task on one node.
-SLURM = dict.fromkeys(("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID"), "0")
-SLURM |= dict.fromkeys(("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"), "1")
 
 
 class NotHere(Exception):
@@ -76,10 +73,6 @@ def rows_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def torchrun(ranks: int) -> list:
-    return [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
-
-
 class Box:
     """What a check may use: programs that are bounded, a folder, how many GPUs there are."""
 
@@ -91,7 +84,7 @@ class Box:
             found = self.probe("versions")
         self.gpus, self.nccl = len(found["gpus"]), found["nccl"]
         # GPUs before Ampere emulate bf16, slowly: chapter 04 has fp16 for them.
-        self.fast = "02 bf16" if found["bf16"] else "04 fp16"
+        self.fast = "02 --bf16" if found["bf16"] else "04 --amp-dtype fp16"
         self.ranks = self.gpus or processes
         # Processes that share a core take longer to say something.
         self.patience = 1 if self.gpus else max(1, processes // len(os.sched_getaffinity(0)))
@@ -165,13 +158,9 @@ class Box:
         main = [ROOT / chapter / "main.py"]
         if through:
             main = [PROBES, through, self.device, *main]
-        horovodrun = Path(sys.executable).with_name("horovodrun")
-        hosts = ["-np", ranks, "-H", f"localhost:{ranks}", "--gloo"]
-        launcher = {"01": PYTHON, "03": PYTHON, "05": [horovodrun, *hosts, *PYTHON], "06": PYTHON}
-        own = {"03": ["--nprocs", ranks], "06": ["--procs-per-task", ranks]}.get(number, [])
-        if number == "05" and not horovodrun.is_file():
+        if number == "05" and not HOROVODRUN.is_file():
             raise NotHere("Horovod is not installed: bash 05_horovod/install.sh")
-
+        before, own, slurm = launcher(number, ranks)
         cpu = self.device == "cpu"
         batch = (8 if cpu else 32) * ranks
         sizes = ["--arch", "shufflenet_v2_x0_5" if cpu else "resnet18", "--workers", 2]
@@ -179,9 +168,7 @@ class Box:
         sizes += ["--image-size", 32 if cpu else 64, "--lr", peak * 256 / batch]
         if "--data" not in flags:
             sizes += ["--synthetic", 20 * batch]
-        start = start or launcher.get(number) or torchrun(ranks)
-        words = [*start, *main, *sizes, *own, "--output-dir", out, *flags]
-        slurm = SLURM | {"SLURM_JOB_ID": str(os.getpid())} if number == "06" else {}
+        words = [*(start or before), *main, *sizes, *own, "--output-dir", out, *flags]
         try:
             self.run(words, status, slurm | (env or {}), quiet, when)
         except Failed:
@@ -471,52 +458,57 @@ def shared_nccl(box: Box) -> str:
 
 
 # ---- speed ----
-def benchmark(box: Box, part: str, head: str, ranks: int, *words: object) -> str:
-    """The rows of the table with this head; all figures go to box.data."""
-    out = Path(tempfile.mkdtemp(dir=box.folder), "result")
+def benchmark(box: Box, part: str, ranks: int, *words: object) -> list[dict]:
+    """The runs of a part of the benchmark. The whole result goes to box.data."""
+    out = Path(tempfile.mkdtemp(dir=box.folder), "result.json")
     small = ["--steps", 2, "--image-size", 32, "--batch-size-per-rank", 8, "--arch", "resnet18"]
     words = [*words, *(small if box.device == "cpu" else ["--steps", 20]), "--processes", ranks]
     words = [f"--{part}", "--rounds", 2, *words, "--out", out]
     box.run([*PYTHON, BENCHMARK, *words], quiet=400)  # it says nothing during a run
-    box.data[ranks] = json.loads((out / "benchmark.json").read_text())
-    table = box.output[box.output.index(f"| {head} |") :].split("\n\n")[0].splitlines()
-    return "; ".join(line.strip("| ") for line in table[2:])
+    box.data[ranks] = json.loads(out.read_text())
+    [runs] = box.data[ranks]["runs"].values()
+    return runs
+
+
+def shown(runs: list[dict]) -> str:
+    head, _, *lines = table(runs, "en")
+    return "; ".join(line.strip("| ") for line in (head, *lines) if line)
 
 
 @check("speed", "02 against a plain DDP script")
 def training(box: Box) -> str:
-    kinds = ["reference", "02", "02 compile", "04 fp16", box.fast, f"{box.fast} compile"]
-    variants = ",".join(kinds[:2] if box.device == "cpu" else kinds)
-    return benchmark(box, "train", "variant", box.ranks, "--variants", variants)
-
-
-@check("speed", "02's loop against a bare one")
-def loop(box: Box) -> str:
-    return benchmark(box, "loop", "loop", box.ranks)
+    kinds = ["reference", "02"]
+    if box.device != "cpu":
+        # Without files: what loading costs, and 02's step against a plain one.
+        bf16 = " --bf16" * ("bf16" in box.fast)
+        kinds += [f"{name} --synthetic{bf16}" for name in ("reference", "02")]
+        kinds += [box.fast, f"{box.fast} --compile", "04 --amp-dtype fp16"]
+    variants = ",".join(dict.fromkeys(kinds))
+    return shown(benchmark(box, "train", box.ranks, "--variants", variants))
 
 
 @check("speed", "JPEG images a second, one core")
 def jpegs(box: Box) -> str:
-    return benchmark(box, "input", "pictures", box.ranks)
+    return shown(benchmark(box, "input", box.ranks))
 
 
-@check("speed", "all-reduce of 100 MiB, ms and GB/s")
+@check("speed", "all-reduce, ms and GB/s")
 def all_reduce(box: Box) -> str:
     if box.gpus == 1:
         raise NotHere("one GPU")
-    backend = "nccl" if box.gpus else "gloo"
-    table = benchmark(box, "collectives", f"all-reduce, {backend}, {box.ranks} ranks", box.ranks)
-    return table.split("; ")[-1]
+    return shown(benchmark(box, "collectives", box.ranks))
 
 
 @check("speed", "from one rank to all")
 def scaling(box: Box) -> str:
     if box.gpus == 1:
         raise NotHere("one GPU")
+    said = []
     for ranks in sorted({1, 2, box.ranks // 2, box.ranks}):
-        benchmark(box, "train", "variant", ranks, "--variants", box.fast)
-    rates = {n: found["summary"]["variants"][box.fast]["train"] for n, found in box.data.items()}
-    return ", ".join(f"{n}: {rate['median']:.0f} images/s" for n, rate in rates.items())
+        runs = benchmark(box, "train", ranks, "--variants", box.fast)
+        rate = median(row["training images/s"] for row in runs)
+        said.append(f"{ranks}: {rate:.0f} images/s")
+    return ", ".join(said)
 
 
 # ---- the run ----

@@ -4,77 +4,47 @@ import json
 import shutil
 import sys
 import tempfile
+from argparse import Namespace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
+import allreduce
 import benchmark
-import parts
+import processes
 import pytest
 import reference
-import report
 import run_log
+import table
 import torch
 import torchvision
 from crew import Crew
 from harness import PATIENCE, ROOT, TOOLS, left_behind, run
-from refusals import snapshot
 from with_tiny_model import TinyModel
 
-BENCHMARK = TOOLS / "benchmark"
-RESULTS = set(ROOT.glob("docs/assets/results/*/benchmark.json"))
-COMPLETE = ROOT / "docs/assets/results/cpu-2-cores/benchmark.json"
 TINY = ["--steps", "2", "--image-size", "32", "--batch-size-per-rank", "4", "--rounds", "1"]
 # torchvision 0.29 announces that decode_image will move to TorchCodec; the chapters use it.
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
 
 
-def tiny_model() -> Any:
-    """A context in which torchvision's models are tiny ones."""
-    tiny = lambda arch, num_classes: TinyModel(num_classes)  # noqa: E731
-    return mock.patch.object(torchvision.models, "get_model", tiny)
+def test_works_take_turns() -> None:
+    rows = list(benchmark.in_rounds({name: dict for name in "abc"}, 4))
+    assert "".join(row["variant"] for row in rows) == "abcbcacababc"
+    assert [row["round"] for row in rows] == [n for n in range(4) for _ in "abc"]
 
 
-def one_run(number: int, variant: str, train: float, cpu: float, foreign: float) -> dict:
-    row = {"round": number, "variant": variant, "train": train, "cpu": cpu, "foreign": foreign}
-    other = {"val": 80, "first_step": 1, "wall": 20.0, "memory": 900}
-    return row | other | {"failed": None}
-
-
-def three_rounds() -> list[dict]:
-    """The machine is half as fast in the second round, and busy with other work in the third."""
-    runs = []
-    for number, speed, foreign in ((0, 1.0, 0.1), (1, 0.5, 0.1), (2, 1.0, 0.8)):
-        runs.append(one_run(number, "reference", 20 * speed, 10.0, foreign))
-        runs.append(one_run(number, "02", (24, 30, 5)[number] * speed, 8.0 + number, 0.1))
-    return runs
-
-
-def variants_of(runs: list[dict]) -> dict:
-    """The figures of a committed result, had its training comparison had these runs."""
-    result = json.loads(COMPLETE.read_text()) | {"runs": runs}
-    result["summary"] = report.summarise(result)
-    assert report.tables(result, "zh")
-    return result["summary"]["variants"]
-
-
-def test_ratios_are_taken_within_a_round_and_loaded_runs_are_marked() -> None:
-    variants = variants_of(three_rounds())
-    # 24/20 and 15/10; of the third round the reference was disturbed. Not (median 15)/(median 15).
-    assert variants["02"]["train_ratio"] == pytest.approx((1.2 + 1.5) / 2)
-    assert variants["02"]["cpu_ratio"] == pytest.approx(0.9)  # of all three
-    assert variants["reference"]["loaded"] == 1 and variants["reference"]["train"]["n"] == 2
-    assert variants["02"]["train"] == {"median": 15, "min": 5, "max": 24, "n": 3}
-    everywhere = [dict(row, foreign=0.9) for row in three_rounds()]
-    assert variants_of(everywhere)["02"]["train_ratio"] == pytest.approx(1.2)
-
-
-def test_failed_runs_count_for_nothing() -> None:
-    runs = three_rounds()
-    runs[1] = {key: runs[1][key] for key in ("round", "variant", "foreign")} | {"failed": "why"}
-    variants = variants_of(runs)
-    assert variants["02"]["runs"] == 2 and variants["02"]["train_ratio"] == 1.5
-    assert variants_of(runs[1:2])["02"]["train_ratio"] is None
+def test_ratios_are_taken_within_a_round() -> None:
+    """The machine is half as fast in the second round, and a run of the third one failed."""
+    rates = {"reference": (20, 10, 20), "02": (24, 15, 40), "02 --bf16": (60, 40, None)}
+    rows = [
+        {"round": n, "variant": name} | ({"training images/s": rate} if rate else {"failed": "x"})
+        for name, found in rates.items()
+        for n, rate in enumerate(found)
+    ]
+    cells = [line.strip("| ").split(" | ") for line in table.table(rows, "en")[2:5]]
+    assert cells[0] == ["`reference`", "20", "1"]
+    assert cells[1] == ["`02`", "24", "1.5 (1.2–2)"]  # not 24 / 20
+    assert cells[2] == ["`02 --bf16`", "50", "3.5 (3–4)"]
+    assert len(table.table(rows, "zh", "03")) == 4  # head, dashes, reference, ""
 
 
 def test_a_log_tells_rates_without_the_first_step() -> None:
@@ -82,137 +52,98 @@ def test_a_log_tells_rates_without_the_first_step() -> None:
     last = {"max_memory": 901, "seconds": 19.0, "step": 20, "time": 1020}
     validated = {"time": 1025, "images": 100}
     log = run_log.Run(Path("log"), [{"global_batch_size": 32}], [first, last], [validated])
-    expected = {"train": 32, "val": 20, "first_step": 10, "memory": 901}
-    assert benchmark.measures(log, begun=990.0) == pytest.approx(expected)
+    found = [32, 20, 10, 901]
+    assert list(benchmark.measures(log, begun=990.0).values()) == found
 
 
-@pytest.mark.parametrize("result", sorted(RESULTS), ids=lambda path: path.parent.name)
-def test_committed_results_are_rendered_as_they_stand(result: Path, tmp_path: Path) -> None:
-    benchmark.main(["--render", str(result), "--out", str(tmp_path)])
-    shown = [path for path in result.parent.iterdir() if path != result]
-    assert {"RESULT.en.md", "RESULT.zh.md"} <= {path.name for path in shown}
-    for path in shown:
-        assert path.read_bytes() == (tmp_path / path.name).read_bytes(), path
+def test_no_result_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        benchmark.main(["--out", str(tmp_path / "result.json")])
+    assert "result.json is there: give another --out" in capsys.readouterr().err
+    assert (tmp_path / "result.json").read_text() == "{}"
 
 
-def test_no_result_is_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "benchmark.json").write_text("{}")
-    with pytest.raises(SystemExit, match="holds a benchmark.json: give another --out"):
-        benchmark.main(["--out", str(tmp_path)])
-    assert snapshot(tmp_path) == {"benchmark.json": b"{}"}
-
-
-PROCESSES = """
-import json, sys
-from pathlib import Path
-import processes
-# It outlives its parent, and notes its own CPU seconds as it ends.
-burn = "import time\\nwhile time.process_time() < 0.2: pass\\n"
-burn += f"print(time.process_time(), file=open({str(Path('cpu').resolve())!r}, 'a'))"
-orphan = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {burn!r}])"
-lost = "import os, time\\nif os.fork(): time.sleep(300)\\nos.setsid()\\ntime.sleep(300)"
-# One write: both copies write into one file, and a line must stay a line.
-bad = "import os; os.write(2, b'first\\\\n02_distributed: error: no such thing\\\\n'); os._exit(1)"
-codes, found = dict(burn=orphan, lost=lost, bad=bad), {}
-processes.end_on_signals()
-for name, code in codes.items():
-    commands = [[sys.executable, "-c", code]] * 2
-    timeout = 5.0 if name == "lost" else 300.0
-    found[name] = processes.run_timed(commands, {}, timeout, Path("log.txt").resolve())
-print(json.dumps(found))
-"""
-
-
-def test_cpu_of_all_generations_counts_and_no_process_is_left(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", PROCESSES]
-    result = run(words, tmp_path, env={"PYTHONPATH": str(BENCHMARK)})
-    assert result.returncode == 0, result.output
-    found = json.loads(result.said[-1])
-    children = sum(map(float, (tmp_path / "cpu").read_text().split()))
-    assert found["burn"]["failed"] is None and found["burn"]["cpu"] >= children >= 0.4
-    assert found["lost"]["failed"] == "no end within 5 s"
-    assert found["bad"]["failed"] == "status 1: 02_distributed: error: no such thing"
+def test_why_a_run_failed_and_no_process_is_left(tmp_path: Path) -> None:
+    lost = "import os, time\nif os.fork(): time.sleep(300)\nos.setsid()\ntime.sleep(300)"
+    bad = "print('first'); raise SystemExit('02_distributed: error: no such thing')"
+    for code, timeout, why in (
+        ("print()", 300, None),
+        (lost, 5, "no end within 5 s"),
+        (bad, 300, "status 1: 02_distributed: error: no such thing"),
+    ):
+        words = [sys.executable, "-c", code]
+        assert processes.run_bounded(words, {}, timeout, tmp_path / "log.txt") == why
     assert not left_behind()
 
 
 def test_our_pictures_are_those_of_pil(tmp_path: Path) -> None:
-    pictures = parts.draw_pictures(tmp_path / "some", 3, 500, 375)
-    folder = parts.image_folder(tmp_path / "folder", pictures, 3)
-    found = parts.input_pipeline(folder, 224, passes=1, rounds=2)
-    assert found["largest_difference"] <= 1 and 0 < found["mean_difference"] < 0.2
-
-
-@pytest.mark.parametrize("native", [True, False])
-def test_both_loops_are_timed_in_each_precision(
-    native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """bf16 is left out where the hardware has none."""
-    monkeypatch.setattr(parts, "has_bf16", lambda: native)
-    with tiny_model():
-        found = parts.loop("resnet18", 32, 2, 2, 2, tmp_path)
-    assert ("bf16" in {row["mode"] for row in found["modes"]}) == native
-    for row in found["modes"]:
-        first, second = row["rounds"]
-        assert [*first] == ["ours", "bare"] and [*second] == ["bare", "ours"]
-        assert row["images"] == 4 and all(way["cpu"] > 0 for way in first.values())
+    """With the same crops and flips: by one grey level at most do they differ."""
+    works = benchmark.input_pipeline(Namespace(image_size=224), tmp_path)
+    theirs, ours = (work.args[0]["500x375"] for work in works.values())
+    assert len(ours) == 200
+    crop, flip, *_ = theirs.transform.transforms
+    for index in range(8):
+        torch.manual_seed(index)  # both draw crop and flip in the same order from this stream
+        picture = flip(crop(theirs.loader(theirs.samples[index][0])))
+        torch.manual_seed(index)
+        expected = torchvision.transforms.functional.pil_to_tensor(picture)
+        assert (ours[index][0].int() - expected.int()).abs().max() <= 1
+    assert all(rate > 0 for work in works.values() for rate in work().values())
 
 
 def one_rank(folder: Path) -> list:
     """In a crew member: what runs between ranks, on tiny sizes; the reference's weights."""
-    parts.measure_collectives("gloo", folder / "gloo.json", sizes=(4, 1 << 20))
+    with mock.patch.object(allreduce, "SIZES", {"4 B": 4, "100 MiB": 1 << 20}):
+        allreduce.main("gloo")
     torch.manual_seed(int(reference.os.environ["RANK"]))  # DDP is to give all the weights of rank 0
     flags = "--arch any --image-size 32 --batch-size 8 --workers 0".split()
     places = ["--data", str(folder / "data"), "--output-dir", str(folder / "run")]
-    with tiny_model():
+    tiny = lambda arch, num_classes: TinyModel(num_classes)  # noqa: E731
+    with mock.patch.object(torchvision.models, "get_model", tiny):
         model = reference.main([*flags, *places])
     return [weight.detach().numpy() for weight in model.parameters()]
 
 
-def test_ranks_are_timed_and_the_reference_trains_as_one(crew: Crew, tmp_path: Path) -> None:
+def test_the_reference_trains_as_one(crew: Crew, tmp_path: Path) -> None:
     """Its ranks see different images and end with the same weights."""
-    pictures = parts.draw_pictures(tmp_path / "pictures", 4, 500, 375)
-    parts.image_folder(tmp_path / "data", pictures, 16)
+    benchmark.picture_folder(tmp_path / "data", 64, 8, 16)
     first, second = crew.run(one_rank, tmp_path, world_size=2)
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
     log = run_log.read_run(tmp_path / "run")
     assert [row["step"] for row in log.train] == [1, 2] and log.eval[0]["images"] == 16
-    gloo = json.loads((tmp_path / "gloo.json").read_text())
-    assert (gloo["backend"], gloo["world_size"]) == ("gloo", 2)
-    for row in gloo["rows"]:  # each of two ranks sends the tensor once
-        assert row["bus_bytes_per_second"] == pytest.approx(row["bytes"] / row["seconds"])
 
 
-def run_tool(argv: list[str], folder: Path, timeout: float = PATIENCE) -> dict:
-    """A real run on tiny sizes: its JSON, after what holds of every run."""
+def run_tool(argv: list[str], folder: Path, timeout: float = PATIENCE) -> tuple[dict, str]:
+    """A real run on tiny sizes: its result, after what holds of every run, and what it said."""
     # A short path: a loader worker puts a socket below it, whose name has at most 107 characters.
-    temporary = Path(tempfile.mkdtemp(prefix="b-"))
-    command = [sys.executable, BENCHMARK / "benchmark.py", *TINY, *argv, "--out", folder / "out"]
+    temporary, out = Path(tempfile.mkdtemp(prefix="b-")), folder / "out" / "NAME.json"
+    command = [sys.executable, TOOLS / "benchmark/benchmark.py", *TINY, *argv, "--out", out]
     result = run(command, folder, timeout, {"TMPDIR": str(temporary)})
     assert result.returncode == 0, result.output
     assert list(temporary.glob("benchmark-*")) == []
     shutil.rmtree(temporary)
-    found = json.loads((folder / "out" / "benchmark.json").read_text())
-    assert str(ROOT) not in json.dumps(found) and str(folder) not in json.dumps(found)
-    assert snapshot(folder / "out").keys() == snapshot(COMPLETE.parent).keys()
-    for row in found["runs"]:
-        assert row["failed"] is None and row["train"] > 0 and row["val"] > 0
-        assert (row["memory"] > 100) == torch.cuda.is_available()
-        assert 0 < row["first_step"] < row["wall"] and row["cpu"] > 1
-    return found
+    found = json.loads(out.read_text())
+    assert str(ROOT) not in out.read_text() and str(folder) not in out.read_text()
+    for row in found["runs"]["training"]:
+        assert all(value > 0 for name, value in row.items() if name not in ("round", "variant"))
+        assert ("GPU MiB" in row) == torch.cuda.is_available()
+    return found, result.stdout
 
 
-def test_a_whole_run_writes_results_and_leaves_nothing(tmp_path: Path) -> None:
-    alone = ["--variants", "reference", "--processes", "1", "--workers", "0"]
-    found = run_tool(alone, tmp_path)
-    assert found["summary"]["variants"]["reference"]["train_ratio"] == 1
+def test_a_whole_run_writes_its_result_and_leaves_nothing(tmp_path: Path) -> None:
+    alone = ["--variants", "reference --synthetic", "--processes", "1", "--workers", "0"]
+    found, said = run_tool(alone, tmp_path)
+    assert [*found["runs"]] == ["training"] and "| `reference --synthetic` | " in said
 
 
 @pytest.mark.proof
 def test_all_variants_and_parts_run(tmp_path: Path) -> None:
-    """The chapters beside the reference, the input pipeline, the loop, all-reduce."""
-    variants = ["reference", "02", "02 bf16", "01", "03", "04", "06", "07", "2 x 01"]
-    found = run_tool(["--all", "--variants", ",".join(variants)], tmp_path, 1800)
-    assert [row["variant"] for row in found["runs"]] == variants
-    text = (tmp_path / "out" / "RESULT.en.md").read_text()
-    assert text.count("| --- |") == 4  # chapters, input, loop, gloo
-    assert "104,857,600 B" in text
+    """The chapters beside the reference, the input pipeline, all-reduce."""
+    variants = "reference,reference --bf16 --synthetic,02,02 --bf16,02 --synthetic,02 doctor,01,03,"
+    variants += "04 --amp-dtype fp32,06,07"
+    found, said = run_tool(["--all", "--variants", variants], tmp_path, 1800)
+    assert [row["variant"] for row in found["runs"]["training"]] == variants.split(",")
+    assert said.count("| --- |") == 3
+    [gloo] = found["runs"]["all-reduce"]  # each of two ranks sends the tensor once
+    assert gloo["100 MiB GB/s"] == pytest.approx((100 << 20) / gloo["100 MiB ms"] / 1e6)

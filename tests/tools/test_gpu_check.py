@@ -246,8 +246,8 @@ PLANTED = {
     "two ranks on one device, over nccl": (
         "exactness", "02_distributed/main.py", "    model.train()\n",
         "    model.train()\n    1 / (1 - rank)\n"),
-    "02's loop against a bare one": (
-        "speed", "01_dataparallel/main.py", "        loss.backward()", "        raise OSError"),
+    "JPEG images a second, one core": (
+        "speed", "02_distributed/main.py", "image = decode_image(", "raise OSError("),
 }  # fmt: skip
 SLOW = ["01_dataparallel", "resume bit for bit", "a broken JPEG", "compiled once"]
 SLOW += ["two ranks on one device, over gloo", "two ranks on one device, over nccl"]

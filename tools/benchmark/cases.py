@@ -20,7 +20,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from processes import ROOT, end_on_signals, run_timed
+from processes import ROOT, end_on_signals, run_bounded
 
 sys.path.append(str(ROOT))
 from tools.site.verdicts import COMPARISON, Case, all_cases
@@ -36,7 +36,7 @@ def launched(words: list, folder: Path, **environment: str) -> str | None:
     log = folder / "log.txt"
     command = ["env", "-C", folder, *words]
     quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **environment}
-    ended = run_timed([command], quiet, 200, log)["failed"]
+    ended = run_bounded(command, quiet, 200, log)
     text = log.read_text(errors="replace")
     errors = re.findall(r"^(?:\[rank\d\]: )?(\w*Error: .{,300})", text, re.M)
     signals = re.findall(r"traceback : (Signal \d+ \(\w+\))", text)
@@ -90,7 +90,7 @@ def by_traincheck(case: Case, folder: Path, tools: Path) -> dict:
         command = ["env", "-C", folder, tools / f"traincheck-{tool}", *words]
         path = {"PATH": f"{tools}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
         log = folder / f"{tool}-{len(list(folder.glob('*.log')))}.log"
-        failed = run_timed([command], path, 600, log)["failed"]
+        failed = run_bounded(command, path, 600, log)
         if failed and tool != "collect":  # what is collected may fail itself
             raise RuntimeError(f"traincheck-{tool}: {failed}")
         return log.read_text(errors="replace")

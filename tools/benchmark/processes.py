@@ -1,25 +1,41 @@
-"""Runs commands for benchmark.py: counts the CPU time of all their processes, and leaves none.
+"""What starts a chapter's ranks on this machine; runs commands and leaves no process.
 
-For Linux: it reads /proc and adopts orphans by prctl.
+For Linux: it reads /proc.
 """
 
-import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
+PYTHON = [sys.executable, "-u"]
+HOROVODRUN = Path(sys.executable).with_name("horovodrun")
+# What srun would set, for one task on one node.
+SLURM = dict.fromkeys(("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID"), "0")
+SLURM |= dict.fromkeys(("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"), "1")
+
+
+def torchrun(ranks: int) -> list:
+    return [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+
+
+def launcher(number: str, ranks: int) -> tuple[list, list, dict[str, str]]:
+    """What starts a chapter: the words before its main.py, flags of its own, environment."""
+    hosts = ["-np", ranks, "-H", f"localhost:{ranks}", "--gloo"]
+    before = {"01": PYTHON, "03": PYTHON, "05": [HOROVODRUN, *hosts, *PYTHON], "06": PYTHON}
+    flags = {"03": ["--nprocs", ranks], "06": ["--procs-per-task", ranks]}
+    slurm = SLURM | {"SLURM_JOB_ID": str(os.getpid())} if number == "06" else {}
+    return before.get(number) or torchrun(ranks), flags.get(number, []), slurm
 
 
 def end_on_signals() -> None:
-    """Call it once, before anything is run. Orphans then come to this process, so that their CPU
-    seconds count; Ctrl-C and SIGTERM raise SystemExit, which an impatient second one cannot break
-    off while what runs is being killed."""
+    """Ctrl-C and SIGTERM raise SystemExit, which an impatient second one cannot break off while
+    what runs is being killed."""
 
     def stop(signum: int, _frame: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -28,14 +44,6 @@ def end_on_signals() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def busy_seconds() -> float:
-    """CPU seconds that this machine has worked since it was started, taken by other guests too."""
-    words = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-    user, nice, system, _idle, _waiting, irq, softirq, steal = map(int, words)
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def marked(mark: str) -> list[int]:
@@ -50,53 +58,34 @@ def marked(mark: str) -> list[int]:
 
 
 def end_all(mark: str, patience: float) -> None:
-    """Let what a run has started end by itself for so many seconds, then kill it; bury it all."""
+    """Let what a run has started end by itself for so many seconds, then kill it."""
     deadline = time.monotonic() + patience
     while left := marked(mark):
         for pid in left if time.monotonic() >= deadline else []:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
-def why_failed(statuses: list[int], log: Path) -> str | None:
-    """The first status that is not 0, and the first line that speaks of an error, or the last."""
-    bad = [status for status in statuses if status]
-    if not bad:
+def run_bounded(words: list, environment: dict[str, str], timeout: float, log: Path) -> str | None:
+    """Run a command to its end, its output into the log, and leave no process. Why it failed: its
+    status and the first line that speaks of an error, or the last one. None if it did not."""
+    mark, patience = uuid.uuid4().hex, 0.0
+    env = {"GLOO_SOCKET_IFNAME": "lo"} | os.environ | environment | {"BENCHMARK_RUN": mark}
+    try:
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                list(map(str, words)), stdout=file, stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL, cwd=ROOT, env=env, start_new_session=True,
+            )  # fmt: skip
+            process.wait(timeout)
+            patience = 5.0
+    except subprocess.TimeoutExpired:
+        return f"no end within {timeout:g} s"
+    finally:
+        end_all(mark, patience)
+    if process.returncode == 0:
         return None
     lines = log.read_text(errors="replace").strip().split("\n")
     errors = [line for line in lines if "error" in line.lower()]
-    return f"status {bad[0]}: {(errors or lines[-1:])[0].strip()[:200]}"
-
-
-def run_timed(commands: list[list], environment: dict[str, str], timeout: float, log: Path) -> dict:
-    """Run the commands at once to their end, their output into the log, and leave no process.
-
-    Returns begun (Unix time), wall and cpu (seconds), foreign (CPUs that others kept busy) and
-    failed: why, or None.
-    """
-    mark = uuid.uuid4().hex
-    env = {"GLOO_SOCKET_IFNAME": "lo"} | os.environ | environment | {"BENCHMARK_RUN": mark}
-    row = {"begun": time.time(), "failed": f"no end within {timeout:g} s"}
-    clock, busy, before = time.monotonic(), busy_seconds(), os.times()
-    processes, patience = [], 0.0
-    try:
-        with log.open("wb") as file, suppress(subprocess.TimeoutExpired):
-            for command in commands:
-                words = [str(word) for word in command]
-                output = {"stdout": file, "stderr": subprocess.STDOUT}
-                quiet = {"stdin": subprocess.DEVNULL, "start_new_session": True}
-                processes.append(subprocess.Popen(words, cwd=ROOT, env=env, **output, **quiet))
-            statuses = [p.wait(max(0, clock + timeout - time.monotonic())) for p in processes]
-            row["failed"], patience = why_failed(statuses, log), 5.0
-        row["wall"] = round(time.monotonic() - clock, 3)
-    finally:
-        end_all(mark, patience)
-    # Of this process and of its ended descendants, orphans included: user and system seconds.
-    user, system, *descendants = (now - then for now, then in zip(os.times(), before, strict=True))
-    cpu = sum(descendants[:2])
-    others = (busy_seconds() - busy - user - system - cpu) / (time.monotonic() - clock)
-    return row | {"cpu": round(cpu, 2), "foreign": round(max(0.0, others), 2)}
+    return f"status {process.returncode}: {(errors or lines[-1:])[0].strip()[:200]}"

@@ -5,10 +5,11 @@
 
 It trains one epoch, the way of the ImageNet scripts that people copy, with what those leave at its
 default: pictures decoded and augmented by PIL, float samples from the workers, weights and images
-in NCHW, fp32, plain SGD, loss and top-1/top-5 read on the host in every step, the wrapped model
-evaluated on shares that DistributedSampler has padded. On GPUs it lets cuDNN choose its algorithms
-and matrix products use TF32, as the chapters do, so that neither is what a ratio shows. What it
-writes to metrics.jsonl after the first step, the last one and the evaluation is what they write.
+in NCHW, fp32 (or --bf16), plain SGD, loss and top-1/top-5 read on the host in every step, the
+wrapped model evaluated on shares that DistributedSampler has padded. On GPUs it lets cuDNN choose
+its algorithms and matrix products use TF32, as the chapters do, so that neither is what a ratio
+shows. What it writes to metrics.jsonl after the first step, the last one and the evaluation is what
+they write.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import torch.distributed as dist
 import torchvision
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -35,6 +36,18 @@ def as_floats(*steps: nn.Module) -> transforms.Compose:
 
 def train_view(size: int) -> transforms.Compose:
     return as_floats(transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip())
+
+
+def datasets(args: argparse.Namespace) -> tuple[Dataset, Dataset, int]:
+    """For training, for validation, and the number of classes."""
+    size = args.image_size
+    if args.synthetic:  # finished images in memory, few of them different
+        few = TensorDataset(torch.randn(64, 3, size, size), torch.arange(64) % 10)
+        images = Subset(few, [number % 64 for number in range(args.synthetic)])
+        return images, images, 10
+    train_set = ImageFolder(args.data / "train", train_view(size))
+    val_view = as_floats(transforms.Resize(size * 8 // 7), transforms.CenterCrop(size))
+    return train_set, ImageFolder(args.data / "val", val_view), len(train_set.classes)
 
 
 def on_host(loss: Tensor, output: Tensor, target: Tensor) -> Tensor:
@@ -62,7 +75,7 @@ def train(
     totals, window = torch.zeros(4), time.perf_counter()
     for step, (images, target) in enumerate(loader, start=1):
         images, target = (x.to(device, non_blocking=True) for x in (images, target))
-        output = model(images)
+        output = model(images).float()
         loss = criterion(output, target)
         totals = totals + on_host(loss, output, target)
         optimizer.zero_grad()
@@ -85,7 +98,7 @@ def validate(model: nn.Module, loader: DataLoader, device: torch.device) -> dict
     totals = torch.zeros(4)
     for images, target in loader:
         images, target = (x.to(device, non_blocking=True) for x in (images, target))
-        output = model(images)
+        output = model(images).float()
         totals = totals + on_host(criterion(output, target), output, target)
     totals = totals.to(device)
     dist.all_reduce(totals)
@@ -94,12 +107,15 @@ def validate(model: nn.Module, loader: DataLoader, device: torch.device) -> dict
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="an ImageNet tree")
+    images = parser.add_mutually_exclusive_group(required=True)
+    images.add_argument("--data", type=Path, help="an ImageNet tree")
+    images.add_argument("--synthetic", type=int, help="so many images without files")
     parser.add_argument("--arch", default="resnet50")
     parser.add_argument("--output-dir", type=Path, default=Path("runs", "reference"))
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--bf16", action="store_true", help="under autocast")
     return parser.parse_args(argv)
 
 
@@ -114,11 +130,10 @@ def main(argv: list[str] | None = None) -> nn.Module:
         torch.backends.cudnn.benchmark = True
     dist.init_process_group("nccl" if gpu else "gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    size = args.image_size
-    train_set = ImageFolder(args.data / "train", train_view(size))
-    val_view = as_floats(transforms.Resize(size * 8 // 7), transforms.CenterCrop(size))
-    val_set = ImageFolder(args.data / "val", val_view)
-    model = torchvision.models.get_model(args.arch, num_classes=len(train_set.classes)).to(device)
+    train_set, val_set, classes = datasets(args)
+    model = torchvision.models.get_model(args.arch, num_classes=classes).to(device)
+    # The loss stays in fp32: its input is made so.
+    model.forward = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16)(model.forward)
     model = DistributedDataParallel(model, device_ids=[local_rank] if gpu else None)
     lr = 0.1 * args.batch_size / 256
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=1e-4)
@@ -140,9 +155,6 @@ def main(argv: list[str] | None = None) -> nn.Module:
     train(model, train_loader, optimizer, device, write)
     means = validate(model, val_loader, device)
     write("eval", step=len(train_loader), **means, images=len(val_set))
-    if rank == 0:
-        state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(state, args.output_dir / "checkpoint.pt")
     dist.destroy_process_group()
     return model.module
 

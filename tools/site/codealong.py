@@ -20,6 +20,7 @@ from markdown.util import HTML_PLACEHOLDER_RE
 from pymdownx.blocks import BlocksExtension
 from pymdownx.blocks.block import Block
 
+from ..benchmark.table import tables
 from .diffs import CONTEXT, WHOLE, compare_data, diff_html, hunks, step_hunks
 from .forms import Directive, directive, for_python_markdown, repository_path
 from .source import ROOT, SiteError, Source, read, to_html, translated
@@ -42,8 +43,11 @@ COPIES = "source"  # the folder of the site that has the files, see hooks.py
 linked: set[str] = set()  # these
 
 
-def table(path: str, key: str = "") -> list[str]:
-    """A file of Markdown, or its part from <!-- key --> on."""
+def table(path: str, language: str, key: str = "") -> list[str]:
+    """A result of the benchmark, or the rows of the chapter `key`; or a file of Markdown, or its
+    part from <!-- key --> on."""
+    if path.endswith(".json"):
+        return tables(ROOT / path, language, key)
     text = (ROOT / path).read_text(encoding="utf-8")
     if key:
         _, there, text = text.partition(f"<!-- {key} -->")
@@ -191,7 +195,7 @@ class CodeAlong(Preprocessor):
         )
 
     def table(self, path: str, words: list[str], options: dict[str, list[str]]) -> list[str]:
-        return ["", *table(path, *words), ""]
+        return ["", *table(path, language_of(self.md), *words), ""]
 
     def verdict(self, path: str, words: list[str], options: dict[str, list[str]]) -> list[str]:
         (name,) = words

@@ -52,7 +52,7 @@ def made_of(found: Directive, page: str) -> list[str]:
         bodies = [one.lines[one.after_docstring() - 1 :] for one in map(shown, paths)]
         return fenced("diff", list(unified_diff(*bodies, *paths, lineterm="")))
     if found.form == "table":
-        return table(path, *found.words)
+        return table(path, language, *found.words)
     if found.form == "verdict":
         return verdict(*found.words, language)
     return comparison(language) if found.form == "comparison" else []

@@ -21,8 +21,8 @@ def run(box: gpu_check.Box, words: list, *args: object, **kwargs: object) -> str
     return own_run(box, words, *args, **kwargs)
 
 
-def benchmark(box: gpu_check.Box, part: str, head: str, ranks: int, *words: object) -> str:
-    return own_benchmark(box, part, head, ranks, *words, *OF_BENCHMARK)
+def benchmark(box: gpu_check.Box, part: str, ranks: int, *words: object) -> list[dict]:
+    return own_benchmark(box, part, ranks, *words, *OF_BENCHMARK)
 
 
 if __name__ == "__main__":
