@@ -11,6 +11,7 @@ from itertools import combinations, zip_longest
 from .source import Source, Tokens, read, to_html
 
 CONTEXT = 3
+DISTRIBUTED = "[dist]"  # in the comment of a line that is there only because training is
 # kind ("=", "-" or "+"), line number in the left file, in the right file (0: not in it), HTML of
 # the line, and the row that it stands in where both files are side by side
 Row = tuple[str, int, int, str, int]
@@ -64,13 +65,14 @@ def hunks(old: Source, new: Source, context: int = CONTEXT) -> list[Hunk]:
 def row_html(row: Row) -> str:
     kind, old, new, html, at = row
     place = f'style="--r:{at}"'
+    dist = " dist" * (DISTRIBUTED in html)
     if kind == "-":
-        return f'<div class="cd-del" data-l="{old}" {place}>{html}</div>'
+        return f'<div class="cd-del{dist}" data-l="{old}" {place}>{html}</div>'
     if kind == "+":
-        return f'<div class="cd-add" data-l="{new}" {place}>{html}</div>'
+        return f'<div class="cd-add{dist}" data-l="{new}" {place}>{html}</div>'
     # Twice: on a phone only the right one is seen.
-    twin = f'<div class="cd-old" data-l="{old}" aria-hidden="true" {place}>{html}</div>'
-    return f'{twin}<div class="cd-new" data-l="{new}" {place}>{html}</div>'
+    twin = f'<div class="cd-old{dist}" data-l="{old}" aria-hidden="true" {place}>{html}</div>'
+    return f'{twin}<div class="cd-new{dist}" data-l="{new}" {place}>{html}</div>'
 
 
 def diff_html(old: Source, new: Source, link: Callable[[str], str], context: int = CONTEXT) -> str:
