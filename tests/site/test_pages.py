@@ -13,7 +13,7 @@ from harness import CHAPTERS, ROOT
 markdown = pytest.importorskip("markdown", reason="needs requirements-dev.txt")
 pytest.importorskip("pymdownx.blocks", reason="needs requirements-dev.txt")  # not with tensorboard
 
-from tools.site import check_twins, codealong  # noqa: E402
+from tools.site import check_twins, codealong, diagrams  # noqa: E402
 from tools.site.diffs import hunks  # noqa: E402
 from tools.site.source import SiteError, Source, read, translated  # noqa: E402
 
@@ -162,6 +162,23 @@ def test_diff_is_that_of_the_files() -> None:
     kept = [line for n, line in enumerate(old.lines, 1) if n >= first and n not in gone]
     assert kept == [line for n, line in enumerate(new.lines, 1) if n >= then and n not in come]
     assert len(gone) + len(come) > 20  # how many at most: test_static.py
+
+
+# --- diagrams -------------------------------------------------------------------------------------
+
+
+def test_diagrams_have_pictures() -> None:
+    """Each has one, with a name, and no other picture is kept. make figures makes it so."""
+    assert set(diagrams.FOLDER.iterdir()) == diagrams.all_wanted().keys()
+    for path in diagrams.FOLDER.iterdir():
+        assert re.search(r'^<svg [^>]*role="img".*?<title id="[^"]+">.+?</title>', path.read_text())
+
+
+def test_diagram_that_changed() -> None:
+    text = diagrams.FENCE.search((DOCS / "en/concepts.md").read_text())[2]
+    assert diagrams.fence(text, "", "", {}, None).count("<figure") == 2
+    with pytest.raises(SiteError, match="make figures"):
+        diagrams.fence(f"{text}    a --> b\n", "", "", {}, None)
 
 
 # --- both languages match -------------------------------------------------------------------------

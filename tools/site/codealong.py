@@ -42,8 +42,8 @@ COPIES = "source"  # the folder of the site that has the files, see hooks.py
 linked: set[str] = set()  # these
 LEGEND = {
     "zh": "行号旁有竖线的行，只因为要做分布式训练才需要；底色标出正文在讲的行。",
-    "en": "A bar beside its number marks a line that is there only because training is distributed; "
-    "a tint marks the lines that the text is about.",
+    "en": "A bar beside its number marks a line that is there only because training is "
+    "distributed; a tint marks the lines that the text is about.",
 }
 OPTIONS = re.compile(r"\{((?:hl|long|whole)=.*)\}\s*$")
 

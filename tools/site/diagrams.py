@@ -54,9 +54,10 @@ DRAW = """async ([id, text, settings]) => {
   document.body.replaceChildren(box);
   const [, top, width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
   for (const line of svg.querySelectorAll(".actor-line")) line.setAttribute("y2", top + height);
-  for (const shape of svg.querySelectorAll("g.label-container")) {  // round ends, hundreds of points
+  for (const shape of svg.querySelectorAll("g.label-container")) {  // round, of hundreds of points
     const { x, y, width, height } = shape.getBBox();
-    shape.innerHTML = `<rect x="${x}" y="${y}" width="${width}" height="${height}" rx="${height / 2}"></rect>`;
+    shape.innerHTML = `<rect x="${x}" y="${y}" width="${width}" height="${height}"
+      rx="${height / 2}"></rect>`;
   }
   for (const label of svg.querySelectorAll(".edgeLabel")) if (!label.textContent) label.remove();
   for (const style of svg.querySelectorAll("style")) style.remove();
@@ -76,8 +77,9 @@ DRAW = """async ([id, text, settings]) => {
     }
     if (part.matches(".flowchart-link")) part.setAttribute("class", "flowchart-link");
   }
-  for (const text of svg.querySelectorAll("text, tspan")) {  // broken by mermaid, as if it were English
-    if (!text.childElementCount) text.textContent = text.textContent.replace(/(?<=[^\\x00-\\x7f])-$/, "");
+  for (const text of svg.querySelectorAll("text, tspan")) {  // mermaid hyphenates Chinese
+    if (text.childElementCount) continue;
+    text.textContent = text.textContent.replace(/(?<=[^\\x00-\\x7f])-$/, "");
   }
   svg.setAttribute("role", "img");
   svg.setAttribute("style", `min-width: ${Math.round(0.62 * width)}px`);
@@ -108,9 +110,10 @@ def fence(source: str, language: str, css: str, options: dict, md: Any, **more: 
     for path in wanted(source):
         if not path.is_file():
             first = source.strip().splitlines()[0]
-            raise Missing(f"a diagram ({first} ...) has no picture, or its text changed: make figures")
+            raise Missing(f"a diagram ({first} ...) is new or has changed: make figures")
         kind = " narrow" if path.stem.endswith("-narrow") else ""
-        html += f'<figure class="diagram{kind}" data-search-exclude>{path.read_text("utf-8")}</figure>'
+        svg = path.read_text(encoding="utf-8").strip()
+        html += f'<figure class="diagram{kind}" data-search-exclude>{svg}</figure>'
     return html
 
 

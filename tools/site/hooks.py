@@ -34,7 +34,7 @@ def on_template_context(context: dict, template_name: str, config: MkDocsConfig)
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Below the first code of a chapter's page: what its marks mean."""
     language, _, name = page.file.src_uri.partition("/")
-    at = html.find('</figure>', html.find(' dist"')) + len("</figure>")
+    at = html.find("</figure>", html.find(' dist"')) + len("</figure>")
     if not name.startswith("chapters/") or ' dist"' not in html:
         return html
     return f'{html[:at]}<p class="legend" data-search-exclude>{LEGEND[language]}</p>{html[at:]}'
@@ -99,7 +99,6 @@ def on_post_build(config: MkDocsConfig) -> None:
         target = Path(config.site_dir, COPIES, f"{path}.txt")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, target)
-
 
 
 def split_index(folder: Path) -> None:
