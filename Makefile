@@ -49,10 +49,9 @@ bench: $(VENV)/ready  ## the chapters against a plain DDP script, a bare loop an
 	    --variants reference,02,03 $(ARGS)
 
 doctor.pyz:  ## the doctor in one file, to be copied to a cluster: python doctor.pyz torchrun ...
-	rm -rf $@.tmp && mkdir $@.tmp && cp -r doctor $@.tmp
-	rm -rf $@.tmp/doctor/__pycache__ $@.tmp/doctor/*/__pycache__ $@.tmp/doctor/ruff.toml
-	$(PYTHON) -m zipapp $@.tmp --main doctor.command:main --output $(or $(PYZ),$@)
-	rm -rf $@.tmp
+	@parts=$$(mktemp -d) && trap 'rm -rf "$$parts"' EXIT && cp -r doctor "$$parts" && cd "$$parts/doctor" \
+		&& rm -rf __pycache__ */__pycache__ .ruff_cache ruff.toml && cd "$(CURDIR)" \
+		&& $(PYTHON) -m zipapp "$$parts" --main doctor.command:main --output $(or $(PYZ),$@)
 
 lint: $(VENV)/ready $(BIOME)  ## formatting and static checks
 	$(RUN) -m ruff check .

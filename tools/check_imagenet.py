@@ -98,7 +98,7 @@ def check_split(split: Path, report: Report) -> dict[str, list[str]]:
 def check_classes(split: Path, images: dict[str, list], report: Report) -> dict[str, list[str]]:
     """images: by folder. Returned by class."""
     flat = images.pop(str(split), [])
-    how = "; how to sort them: docs/en/getting-started.md, A flat val" * (split.name == "val")
+    how = "; how to sort them: docs/en/imagenet.md, A flat val" * (split.name == "val")
     report.error(f"{split}: {len(flat):,} images outside of class folders{how}", flat)
     classes = {label: [] for label in next(os.walk(split), ("", [], []))[1]}
     if not classes:

@@ -333,6 +333,20 @@ def test_when_to_requeue(script: Path, began: str, tmp_path: Path) -> None:
     assert asked == ("requeue 7\n" if requeued else ""), result.output
 
 
+@SCRIPTS
+def test_goes_on_with_the_run_of_another_job(script: Path, tmp_path: Path) -> None:
+    (tmp_path / SLURM).mkdir()
+    (tmp_path / SLURM / "main.py").touch()
+    for name, text in {"srun": 'echo "$@" >asked', "scontrol": "echo n1"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    run_dir = "runs/imagenet-6"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    result = as_job(script, tmp_path, PATH=path, RUN_DIR=run_dir)
+    assert result.returncode == 0 and (tmp_path / run_dir).is_dir(), result.output
+    assert f"--resume auto --output-dir {run_dir}\n" in (tmp_path / "asked").read_text()
+
+
 def as_job(script: Path, folder: Path, **env: str) -> Result:
     """An sbatch file as Slurm runs it on the first node."""
     env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "imagenet", "SLURM_NNODES": "2"}

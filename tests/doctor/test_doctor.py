@@ -191,6 +191,7 @@ def test_explanations(language: str) -> None:
         assert name in title and len(paragraph) > 80, name
         assert all(advice.startswith("-> ") for advice in advices) and advices, name
         assert f"\n@table doctor/words/explained.{language}.md {name}\n" in page, name
+        assert f"\n| [`{name}`](#{name}) | " in page, name
 
 
 TOOL = [sys.executable, ROOT / "doctor"]

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pretended_gpus
@@ -169,6 +170,24 @@ def test_allowed(gpu_crew: Crew) -> None:
         "cuda": [True, False, 0, 1],
         "backend": "nccl",
     }
+
+
+def pinned_beside_backward() -> list[bool]:
+    """In a crew member: DataLoader's thread pins a batch while the main thread is in backward()."""
+    weight, pinned = torch.ones(2, device=GPU, requires_grad=True), []
+    with ThreadPoolExecutor(1) as loader:
+
+        def pin_a_batch(gradient):
+            pinned.append(loader.submit(lambda: torch.ones(2).pin_memory()).result())
+
+        weight.register_hook(pin_a_batch)
+        weight.sum().backward()
+    return [tensor.is_pinned() for tensor in pinned]
+
+
+def test_backward_is_of_one_thread(gpu_crew: Crew) -> None:
+    (seen,) = gpu_crew.run(on_gpus, 1, {}, pinned_beside_backward)
+    assert seen.answer == [True]
 
 
 def slow_and_fast() -> None:

@@ -14,7 +14,7 @@ markdown = pytest.importorskip("markdown", reason="needs requirements-dev.txt")
 pytest.importorskip("pymdownx.blocks", reason="needs requirements-dev.txt")  # not with tensorboard
 
 from tools.site import check_twins, codealong, diagrams  # noqa: E402
-from tools.site.diffs import hunks  # noqa: E402
+from tools.site.diffs import hunks, step_hunks  # noqa: E402
 from tools.site.source import SiteError, Source, read, translated  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -164,6 +164,23 @@ def test_diff_is_that_of_the_files() -> None:
     assert len(gone) + len(come) > 20  # how many at most: test_static.py
 
 
+def test_steps_are_parts_of_the_diff() -> None:
+    """Each line that differs is in exactly one step, with its real number."""
+    folder = "docs/examples/convert"
+    old, new = read(f"{folder}/single.py"), read(f"{folder}/multi.py")
+    whole = [row for _, rows in hunks(old, new) for row in rows if row[0] != "="]
+    parts = []
+    for n in range(1, 9):
+        for _, rows in step_hunks(old, translated(new, "zh"), new, f"step {n}"):
+            parts += [row for row in rows if row[0] != "="]
+    said = [row[:3] for row in whole if not row[2] or new.lines[row[2] - 1]]
+    assert sorted(row[:3] for row in parts) == sorted(said) and len(said) > 20
+    page = render(f'@diff {folder}/single.py {folder}/multi.py "step 2"', page="zh/page.md")
+    assert page.count("cd-del") == page.count("cd-add") == 1 and "第 2 步" in page
+    with pytest.raises(SiteError, match="has the mark 'step 9'"):
+        render(f'@diff {folder}/single.py {folder}/multi.py "step 9"')
+
+
 # --- diagrams -------------------------------------------------------------------------------------
 
 
@@ -227,6 +244,21 @@ def test_pages_match() -> None:
     assert check_twins.problems(DOCS) == []
 
 
+def test_chinese_words() -> None:
+    assert check_twins.wrong_words("一个缓冲区，损失 14 %，`钩子`") == [
+        "line 1: 缓冲区: write buffer",
+        "line 1: 损失: write loss",
+        "line 1: 4 %: write 1%",
+    ]
+    assert check_twins.wrong_words("buffer（缓冲区），损失函数，梯度检查点\n```\n屏障\n```") == []
+    for file in (
+        *(ROOT / "doctor/words").glob("*zh.*"),
+        *DOCS.glob("examples/**/*.zh.json"),
+        *DOCS.glob("assets/results/**/*.zh.md"),
+    ):
+        assert check_twins.wrong_words(file.read_text("utf-8")) == [], file
+
+
 READMES = {"zh": "README.zh-CN.md", "en": "README.md"}
 
 
@@ -264,4 +296,8 @@ def test_chapter_headings() -> None:
     for chapter in CHAPTERS:
         page = check_twins.read_page((DOCS / "zh/chapters" / f"{chapter}.md").read_text())
         found = [h.split("#")[-1].rstrip("}") for h in page.headings if h.startswith("## ")]
-        assert found == CHAPTER_HEADINGS, chapter
+        skeleton, run, *rest = CHAPTER_HEADINGS
+        first = [run, skeleton] if chapter == "06_slurm" else [skeleton, run]  # its job file
+        assert found == [*first, *rest], chapter
+        others = {f"{other}.md" for other in CHAPTERS if other != chapter}
+        assert others | {"index.md"} <= set(page.links), chapter  # the row above the title

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import CHAPTERS, ROOT
+from harness import CHAPTERS, ROOT, run
 
 pytest.importorskip("playwright", reason="needs requirements-dev.txt")
 pytest.importorskip("mkdocs", reason="needs requirements-dev.txt")
@@ -305,6 +305,33 @@ def test_links_to_files(site: Path) -> None:
     (link,) = set(re.findall(r'href="([^"]*03_multiprocessing/main.py[^"]*)"', page))
     copy = site / "en/chapters/03_multiprocessing" / link
     assert copy.read_text() == (ROOT / "03_multiprocessing/main.py").read_text()
+
+
+def test_doctor_to_download(site: Path, tmp_path: Path) -> None:
+    """Both pages lead to the file, and it runs."""
+    for page in (site / "doctor", site / "en/doctor"):
+        (link,) = re.findall(r'href="([^"]+\.pyz)"', (page / "index.html").read_text())
+        assert (page / link).resolve() == site.resolve() / "doctor.pyz"
+    said = run([sys.executable, site / "doctor.pyz", "--explain", "no_sync"], tmp_path)
+    assert said.returncode == 0 and "no_sync" in said.stdout, said.output
+
+
+def test_cases_of_a_symptom(page: Page, address: str) -> None:
+    """A click shows the cases that its row links to, and a link any other; each is in some row."""
+    page.goto(f"{address}en/cases/")
+    rows = page.locator("table").first.locator("tbody tr")
+    shown = page.locator("article h3:visible")
+    everything = shown.count()
+    linked: set[str] = set()
+    for row in rows.all():
+        links = row.locator("a").evaluate_all("all => all.map(a => a.hash.slice(1))")
+        row.locator("button").click()
+        assert sorted(shown.evaluate_all("all => all.map(e => e.id)")) == sorted(links)
+        linked |= set(links)
+    assert len(linked) == everything
+    page.click(".md-sidebar--secondary a[href='#trl_unwrapped']")
+    page.wait_for_function("document.getElementById('trl_unwrapped').offsetParent")
+    assert shown.count() == everything
 
 
 EACH_PAIR = """() => {

@@ -18,6 +18,30 @@ HEADING_ID = re.compile(r"\{[^{}]*#([A-Za-z][\w-]*)[^{}]*\} *$")
 LINK = re.compile(r"\]\(<?([^)>\s]+)>?[^)]*\)")
 CHINESE = re.compile("[\u2e80-\u9fff\uf900-\uffef“”]")
 
+# What a Chinese page does not say: what it says instead, as its glossary does. Once it may explain
+# the English word: buffer（缓冲区）.
+WORDS = {
+    "缓冲区": "buffer",
+    "屏障": "barrier",
+    "钩子": "hook",
+    "微批|micro-step": "micro-batch",
+    "损失(?!函数|缩放)": "loss",
+    "损失缩放": "loss scaling",
+    "预热": "warmup",
+    "(?<!同步)批归一化": "BatchNorm",
+    "同步批归一化": "SyncBatchNorm",
+    "(?<!梯度|激活)检查点": "checkpoint",
+    "随机数发生器": "随机数生成器",
+    "(?<!分)配方|训练配置": "超参数",
+    r"\bcosine\b": "余弦",
+    "医生": "doctor",
+    "杀死": "杀掉",
+    "显卡机器": "有 GPU 的机器",
+    "(?<![隐收])藏": "掩盖",
+    r"(?<![\w.])\d{1,3}( \d{3})+(?!\w)": "1,000",
+    r"\d %": "1%",
+}
+
 
 @dataclass
 class Fence:
@@ -30,8 +54,8 @@ class Fence:
         return next(iter(self.classes), "")
 
     def without_comments(self) -> list[str]:
-        """What must be the same in both languages."""
-        lines = [re.sub(r"(^|\s+)#(?!SBATCH|!).*$", "", line) for line in self.lines]
+        """What must be the same in both languages; a command may ask for Chinese."""
+        lines = [re.sub(r"(^|\s+)#(?!SBATCH|!).*$| --lang zh", "", line) for line in self.lines]
         return [line.rstrip() for line in lines if line.strip()]
 
 
@@ -85,6 +109,19 @@ def read_page(text: str) -> Page:
     twice = [name for name, count in Counter(page.headings).items() if count > 1]
     page.mistakes += [f"{name} is there twice" for name in twice]
     return page
+
+
+def wrong_words(text: str) -> list[str]:
+    """In a Chinese page, its code aside: what stands there, and what should."""
+    found = []
+    code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        code ^= bool(FENCE.match(line))
+        for wrong, right in WORDS.items() if not code else ():
+            prose = re.sub(r"`[^`]*`", "``", line)
+            for match in re.finditer(f"(?<!{right}（)(?:{wrong})", prose):
+                found.append(f"line {number}: {match[0]}: write {right}")
+    return found
 
 
 def first_difference(zh: list, en: list) -> str:
@@ -149,6 +186,8 @@ def problems(docs: Path) -> list[str]:
             for mistake in page.mistakes + pasted(page, chapters):
                 found.append(f"{language}/{name}: {mistake}")
         found += [f"{name}: {difference}" for difference in compared(*twins)]
+        text = trees["zh"][name].read_text(encoding="utf-8")
+        found += [f"zh/{name}: {mistake}" for mistake in wrong_words(text)]
     return found
 
 

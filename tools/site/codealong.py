@@ -20,7 +20,15 @@ from markdown.util import HTML_PLACEHOLDER_RE, AtomicString
 from pymdownx.blocks import BlocksExtension
 from pymdownx.blocks.block import Block
 
-from .diffs import CONTEXT, DISTRIBUTED, compare_data, diff_html
+from .diffs import (
+    CONTEXT,
+    DISTRIBUTED,
+    WHOLE,
+    compare_data,
+    diff_html,
+    hunks,
+    step_hunks,
+)
 from .source import ROOT, SiteError, Source, read, to_html, translated
 from .verdicts import comparison, verdict
 
@@ -30,7 +38,7 @@ MOST_FILE_LINES = 80
 FORMS = {
     "code": 'FILE NAME ["text" [.. "text"]] {hl="text" long="1"}',
     "file": 'FILE {hl="text" long="1"}',
-    "diff": 'OLD NEW {whole="1"}',
+    "diff": 'OLD NEW ["step N"] {whole="1"}',
     "compare": "",
     "table": "FILE [KEY]",
     "verdict": "FAULT-OR-CASE",
@@ -166,9 +174,13 @@ class CodeAlong(Preprocessor):
         )
 
     def diff(self, words: list[str], options: Options) -> str:
-        old, new = (self.shown(read(path)) for path in words)
-        context = 10_000 if "whole" in options else CONTEXT
-        return diff_html(old, new, self.link, context)
+        *paths, step = words if len(words) > 2 else [*words, ""]
+        old, new = (self.shown(read(path)) for path in paths)
+        if step:
+            found = step_hunks(old, new, read(new.path), step)
+        else:
+            found = hunks(old, new, WHOLE if "whole" in options else CONTEXT)
+        return diff_html(old, new, self.link, found, step)
 
     def compare(self, words: list[str], options: Options) -> str:
         """Two lists to choose from; compare.js does the rest."""
@@ -283,20 +295,29 @@ class Walk(Block):
         return etree.SubElement(parent, "div", {"class": "walk"})
 
     def on_end(self, block: etree.Element) -> None:
-        children = list(block)
-        code = [child for child in children if self.is_code(child)]
-        note = [child for child in children if child not in code]
-        if not code or not note:
-            raise SiteError("/// walk needs a note and at least one @code line")
+        """Rows of a note and its code: text below code begins the next row."""
+        rows: list[tuple[list[etree.Element], list[etree.Element]]] = []
+        for child in block:
+            code = self.is_code(child)
+            if not rows or (rows[-1][1] and not code):
+                rows.append(([], []))
+            rows[-1][code].append(child)
+        if not rows or not all(note and code for note, code in rows):
+            raise SiteError(
+                "/// walk needs a note and at least one @code line, in each of its rows"
+            )
         block[:] = []
-        for name, members in (("text", note), ("code", code)):
-            etree.SubElement(block, "div", {"class": f"walk-{name}"}).extend(members)
+        for row in rows:
+            for name, members in zip(("text", "code"), row, strict=True):
+                etree.SubElement(block, "div", {"class": f"walk-{name}"}).extend(members)
 
     def is_code(self, child: etree.Element) -> bool:
         match = HTML_PLACEHOLDER_RE.fullmatch((child.text or "").strip())
         if child.tag != "p" or not match:
             return False
-        return str(self.md.htmlStash.rawHtmlBlocks[int(match[1])]).startswith('<figure class="cb"')
+        return str(self.md.htmlStash.rawHtmlBlocks[int(match[1])]).startswith(
+            ('<figure class="cb"', '<figure class="cd')
+        )
 
 
 class WalkExtension(BlocksExtension):

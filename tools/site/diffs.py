@@ -3,15 +3,19 @@ on a wide screen. docs/assets/javascripts/compare.js makes the same HTML from th
 
 import json
 import re
+from bisect import bisect
 from collections.abc import Callable
 from difflib import SequenceMatcher
 from html import escape
-from itertools import combinations, zip_longest
+from itertools import combinations, groupby, zip_longest
+from pathlib import Path
 
-from .source import Source, Tokens, read, to_html
+from .source import SiteError, Source, Tokens, read, to_html
 
 CONTEXT = 3
 DISTRIBUTED = "[dist]"  # in the comment of a line that is there only because training is
+WHOLE = 10_000
+MARK = re.compile(r"# (step \d+)\b")  # @diff OLD NEW "step 3"
 # kind ("=", "-" or "+"), line number in the left file, in the right file (0: not in it), HTML of
 # the line, and the row that it stands in where both files are side by side
 Row = tuple[str, int, int, str, int]
@@ -23,10 +27,14 @@ def words(tokens: Tokens) -> Tokens:
     return [(name, word) for name, text in tokens for word in re.findall(r"\w+|\s+|.", text)]
 
 
+def alike(old: Tokens, new: Tokens) -> SequenceMatcher:
+    return SequenceMatcher(None, words(old), words(new), autojunk=False)
+
+
 def replaced(old: Tokens, new: Tokens) -> tuple[str, str]:
     """The HTML of a line and of the one in its place, with what changed marked: nothing if they
     have little in common, where marks would only flicker."""
-    matcher = SequenceMatcher(None, words(old), words(new), autojunk=False)
+    matcher = alike(old, new)
     if matcher.ratio() < 0.5:
         return to_html(old), to_html(new)
     ours, theirs = set(range(len(matcher.a))), set(range(len(matcher.b)))
@@ -62,6 +70,59 @@ def hunks(old: Source, new: Source, context: int = CONTEXT) -> list[Hunk]:
     return result
 
 
+def steps_of(rows: list[Row], old: Source, new: Source, marks: Source) -> list[str]:
+    """Which step each row of a difference is of. A mark, `# step 3`, is that of its line and of the
+    new lines below it, up to the next mark; above the first mark of a change they are of that one.
+    A line that is gone is of the same step as the new line that is most like it, with which it is
+    compared anew: side by side another one may stand opposite."""
+    steps = [""] * len(rows)
+    for changed, group in groupby(range(len(rows)), lambda n: rows[n][0] != "="):
+        run = list(group)
+        added = [n for n in run if rows[n][0] == "+"]
+        if not changed or not added:
+            continue
+        found = [MARK.search(marks.lines[rows[n][2] - 1]) for n in added]
+        now = next((match[1] for match in found if match), "")
+        for n, match in zip(added, found, strict=True):
+            now = steps[n] = match[1] if match else now
+        come = {n: new.tokens[rows[n][2] - 1] for n in added}
+        html = {n: to_html(line) for n, line in come.items()}
+        for n in run:
+            if rows[n][0] == "-":
+                gone = old.tokens[rows[n][1] - 1]
+                near = max(added, key=lambda m: alike(gone, come[m]).ratio())
+                steps[n] = steps[near]
+                html[n], html[near] = replaced(gone, come[near])
+        for n in run:
+            rows[n] = (*rows[n][:3], html[n], rows[n][4])
+    return steps
+
+
+def step_hunks(old: Source, new: Source, marks: Source, step: str) -> list[Hunk]:
+    """The changes of one step, with up to two equal lines around them. marks: the new file before
+    its comments were translated."""
+    ((_, rows),) = hunks(old, new, WHOLE)
+    shown = {n for n, of in enumerate(steps_of(rows, old, new, marks)) if of == step}
+    if not shown:
+        raise SiteError(f"no line of {new.path} that is new has the mark {step!r}")
+    for n in list(shown):
+        for way in (-1, 1):
+            for m in (n + way, n + 2 * way):
+                if not 0 <= m < len(rows) or rows[m][0] != "=":
+                    break
+                shown.add(m)
+    result: list[Hunk] = []
+    # A hunk ends where an equal line is left out.
+    left_out = [n for n, row in enumerate(rows) if row[0] == "=" and n not in shown]
+    for _, group in groupby(sorted(shown), lambda n: bisect(left_out, n)):
+        part = [rows[n] for n in group]
+        for end in (0, -1):
+            while part[end][2] and not new.lines[part[end][2] - 1].strip():
+                part.pop(end)
+        result.append((new.owner(max(row[2] for row in part)), part))
+    return result
+
+
 def row_html(row: Row) -> str:
     kind, old, new, html, at = row
     place = f'style="--r:{at}"'
@@ -75,9 +136,11 @@ def row_html(row: Row) -> str:
     return f'{twin}<div class="cd-new{dist}" data-l="{new}" {place}>{html}</div>'
 
 
-def diff_html(old: Source, new: Source, link: Callable[[str], str], context: int = CONTEXT) -> str:
-    """The whole difference, with a head that names both files."""
-    found = hunks(old, new, context)
+def diff_html(
+    old: Source, new: Source, link: Callable[[str], str], found: list[Hunk], step: str = ""
+) -> str:
+    """A difference, with a head that names both files; that of a step is in one column always."""
+    names = [Path(source.path).name if step else source.path for source in (old, new)]
     kinds = [row[0] for _, rows in found for row in rows]
     added, removed = kinds.count("+"), kinds.count("-")
     body = "".join(
@@ -88,9 +151,9 @@ def diff_html(old: Source, new: Source, link: Callable[[str], str], context: int
     # <figure>, not <div>: the search index takes the first </div> inside for the end of what it
     # was told to leave out.
     return (
-        '<figure class="cd" data-search-exclude><figcaption>'
-        f'<span><a href="{link(old.path)}">{old.path}</a> <span class="cd-to">→</span> '
-        f'<a href="{link(new.path)}">{new.path}</a></span>'
+        f'<figure class="cd{" cd-one" * bool(step)}" data-search-exclude><figcaption>'
+        f'<span><a href="{link(old.path)}">{names[0]}</a> <span class="cd-to">→</span> '
+        f'<a href="{link(new.path)}">{names[1]}</a></span>'
         f'<span class="cd-count"><b class="cd-plus">+{added}</b> <b class="cd-minus">−{removed}</b>'
         f'</span></figcaption><div class="cd-body highlight">{body}</div></figure>'
     )

@@ -4,12 +4,15 @@ that does not know its address."""
 import json
 import re
 import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from urllib.parse import urljoin
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
-from mkdocs.structure.files import Files
+from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from tools.site.codealong import COPIES, LEGEND, linked
@@ -40,9 +43,24 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     return f'{html[:at]}<p class="legend" data-search-exclude>{LEGEND[language]}</p>{html[at:]}'
 
 
+@event_priority(-200)  # after i18n, which would look for it in docs/
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """The doctor in one file, to be downloaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "doctor.pyz")
+        make = ["make", "-s", "-C", ROOT, made.name, f"PYTHON={sys.executable}", f"PYZ={made}"]
+        subprocess.run(make, check=True)
+        files.append(File.generated(config, made.name, content=made.read_bytes()))
+    return files
+
+
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     write_plain(page, config)
     output = named(output, page.file.src_uri.partition("/")[0])
+    # What the doctor prints in capitals, in the colour of a mistake.
+    output = re.sub(
+        r"(?m)(^|<code>)(WRONG RESULT|HANG AHEAD)(?=  \w)", r'\1<b class="wrong">\2</b>', output
+    )
     # The other language of a home page is "/" or "/en/", which is wrong below a path.
     root = "../" * page.url.count("/") or "./"
     output = re.sub(r'href="/((?:en/)?)" hreflang', rf'href="{root}\1" hreflang', output)

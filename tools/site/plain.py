@@ -10,6 +10,7 @@ from difflib import unified_diff
 from pathlib import Path
 
 from .codealong import FORMS, parse
+from .diffs import step_hunks
 from .source import ROOT, Source, read, translated
 from .verdicts import comparison, verdict
 
@@ -33,7 +34,17 @@ def made_of(form: str, words: list[str], language: str) -> list[str]:
         text = "\n".join(shown(path).lines[n - 1] for n in part)
         return [f"`{path}`:", "", *fenced(source.language, textwrap.dedent(text).splitlines())]
     if form == "diff":
-        old, new = (shown(path) for path in words)
+        old, new = (shown(path) for path in words[:2])
+        if words[2:]:
+            found = step_hunks(old, new, read(new.path), words[2])
+            parts = [
+                [
+                    kind.replace("=", " ") + (new.lines[b - 1] if b else old.lines[a - 1])
+                    for kind, a, b, *_ in rows
+                ]
+                for _, rows in found
+            ]
+            return fenced("diff", sum(([f"@@ {new.path} @@", *lines] for lines in parts), []))
         bodies = [one.lines[one.after_docstring() - 1 :] for one in (old, new)]
         return fenced("diff", list(unified_diff(*bodies, *words, lineterm="")))
     if form == "table":

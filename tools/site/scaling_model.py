@@ -182,7 +182,7 @@ def tables(language: str, assume: Assumptions) -> str:
     rows = []
     for n in (1, 2, 8, 16, 64, 256, 1024):
         found = [efficiency(n, assume.local_batch, NETWORKS[name], assume, c) for name, c in CURVES]
-        rows.append([str(n), *(f"{100 * share:.1f} %" for share in found)])
+        rows.append([str(n), *(f"{100 * share:.1f}%" for share in found)])
     parts["weak"] = table(head, rows)
     rows = []
     for n in GPUS:

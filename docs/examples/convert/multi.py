@@ -4,16 +4,16 @@ torchrun --standalone --nproc-per-node 2 docs/examples/convert/multi.py
 """
 
 import argparse
-import os
+import os  # step 1
 
 import torch
-import torch.distributed as dist
+import torch.distributed as dist  # step 1
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torch.nn.parallel import DistributedDataParallel  # step 4
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset  # step 3
 
 
-def make_data(count: int, seed: int) -> Dataset:
+def make_data(count: int, seed: int) -> TensorDataset:
     """Stands for your data: points near ten centres, and the number of their centre."""
     centres = torch.randn(10, 32, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)

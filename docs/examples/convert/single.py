@@ -7,10 +7,10 @@ import argparse
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 
-def make_data(count: int, seed: int) -> Dataset:
+def make_data(count: int, seed: int) -> TensorDataset:
     """Stands for your data: points near ten centres, and the number of their centre."""
     centres = torch.randn(10, 32, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)

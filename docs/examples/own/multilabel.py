@@ -9,7 +9,7 @@ train.csv and val.csv, in which each line names an image and its labels:
 
     torchrun --standalone --nproc-per-node gpu multilabel.py --data DIR
 
-Explained in docs/en/getting-started.md and docs/zh/getting-started.md, #another-metric.
+Explained in docs/en/own-project.md and docs/zh/own-project.md, #another-metric.
 """
 
 import argparse

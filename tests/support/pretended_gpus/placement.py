@@ -38,7 +38,15 @@ class Labels:
 
 DEVICES = Labels()  # of those that are on a GPU
 PINNED = Labels()
-in_backward = False  # whether autograd is at work, whose own tensors nobody has labelled
+
+
+class Autograd(threading.local):
+    """Of this thread, as the CPU's autograd works in the one that calls backward()."""
+
+    works = False  # if so, tensors without a label are its own
+
+
+AUTOGRAD = Autograd()
 
 
 def storage_of(tensor: Tensor) -> Any:
@@ -48,7 +56,7 @@ def storage_of(tensor: Tensor) -> Any:
 
 def place_of(tensor: Tensor) -> torch.device:
     found = DEVICES.get(storage_of(tensor))
-    if found is None and in_backward:
+    if found is None and AUTOGRAD.works:
         return torch.device("cuda", machine.MACHINE.current)
     return found or CPU
 

@@ -154,7 +154,7 @@ def backward(func: Callable, *args: Any, **kwargs: Any) -> None:
     inputs = tuple(tensors_in(given.arguments["inputs"]))
 
     notes.BACKWARDS += 1
-    placement.in_backward = True
+    placement.AUTOGRAD.works = True
     try:
         with OnGPUs():
             torch.autograd.graph._engine_run_backward(
@@ -162,7 +162,7 @@ def backward(func: Callable, *args: Any, **kwargs: Any) -> None:
                 allow_unreachable=True, accumulate_grad=True,
             )  # fmt: skip
     finally:
-        placement.in_backward = False
+        placement.AUTOGRAD.works = False
 
 
 # ---- all else ----
@@ -199,7 +199,7 @@ def compute(func: Callable, *args: Any, **kwargs: Any) -> Any:
 
 def check_places(name: str, tensors: list[Tensor], places: list[torch.device]) -> None:
     """All on one device. Only a single number of the CPU may be among tensors of a GPU."""
-    if name in BETWEEN_DEVICES or placement.in_backward:
+    if name in BETWEEN_DEVICES or placement.AUTOGRAD.works:
         return
     single = [place == CPU and t.dim() == 0 for t, place in zip(tensors, places, strict=True)]
     different = {place for place, alone in zip(places, single, strict=True) if not alone}

@@ -1,0 +1,33 @@
+"""What the front pages, those of the site and both READMEs, say of the doctor."""
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from harness import ROOT, run
+
+COMMAND = re.compile(r"```bash\n(python doctor .+)\n```\n\n```text\n(.+?)```", re.S)
+PAGES = {"en": ("README.md", "docs/en/index.md"), "zh": ("README.zh-CN.md", "docs/zh/index.md")}
+
+
+@pytest.mark.parametrize("language", PAGES)
+def test_front_pages(language: str, tmp_path: Path) -> None:
+    """Their command prints what they show, of the example from which set_epoch is gone."""
+    example = (ROOT / "docs/examples/convert/multi.py").read_text().splitlines(keepends=True)
+    lacking = [line for line in example if "set_epoch" not in line]
+    assert len(lacking) == len(example) - 1
+    (tmp_path / "train.py").write_text("".join(lacking))
+    (tmp_path / "doctor").symlink_to(ROOT / "doctor")
+
+    shown = set()
+    for page in PAGES[language]:
+        text = (ROOT / page).read_text("utf-8")
+        shown |= set(COMMAND.findall(text))
+        assert f"**[{len(list(ROOT.glob('docs/examples/cases/*.py')))} " in text
+    [(command, output)] = shown
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = run(shlex.split(command), tmp_path, env={"LANG": "C", "PATH": path})
+    assert done.returncode == 1 and output in done.stdout, done.output
