@@ -42,14 +42,17 @@
       const code = button?.closest(".language-diff")?.querySelector("code");
       const rows = button?.closest("figure.cd")?.querySelectorAll(".cd-new, .cd-add");
       if (code) button.dataset.clipboardText = newCode(code.textContent);
-      if (rows) button.dataset.clipboardText = Array.from(rows, (row) => row.textContent).join("\n");
+      if (rows)
+        button.dataset.clipboardText = Array.from(rows, (row) => row.textContent).join("\n");
     },
     true,
   );
 
   // Contents at the top of a long page: mark the part that is being read.
   const pills = [...document.querySelectorAll(".toc > ul > li > ul > li > a")];
-  const parts = pills.map((pill) => document.getElementById(decodeURIComponent(pill.hash.slice(1))));
+  const parts = pills.map((pill) =>
+    document.getElementById(decodeURIComponent(pill.hash.slice(1))),
+  );
   let current = null;
   function mark() {
     const number = parts.findLastIndex((part) => part.getBoundingClientRect().top < 200);
