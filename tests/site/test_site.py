@@ -185,8 +185,8 @@ def test_copying_a_difference(page: Page, address: str) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
 
     def copied(button: str) -> list[str]:
-        page.locator(button).first.hover()
-        page.locator(f"{button} [data-md-type=copy]").first.click()
+        page.locator(f"{button}:visible").first.hover()
+        page.locator(f"{button} [data-md-type=copy]:visible").first.click()
         return page.evaluate("navigator.clipboard.readText()").splitlines()
 
     page.goto(f"{address}en/convert/")
