@@ -63,8 +63,8 @@ def test_cases_are_shown() -> None:
         assert 30 <= case.text.count("\n") <= 80, name
         for language in LANGUAGES:
             page = (ROOT / "docs" / language / "cases.md").read_text()
-            assert f"{{#{name}}}" in page, name
-            assert f"@verdict {name}\n" in page, name
+            assert f'<a id="{name}">' in page, name
+            assert f'{name}.py "verdict {name}")\n' in page, name
             doctor = (ROOT / "docs" / language / "doctor.md").read_text()
             assert (f"](cases.md#{name})" in doctor) == (name not in MISSED), name
 

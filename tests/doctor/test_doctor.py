@@ -177,7 +177,7 @@ def test_words_and_pages() -> None:
         for link in (kind.page, f"doctor.md#{name.split(':')[0]}"):
             file, heading = link.split("#")
             for language in LANGUAGES:
-                assert f"{{#{heading}}}" in (ROOT / "docs" / language / file).read_text(), link
+                assert f'<a id="{heading}">' in (ROOT / "docs" / language / file).read_text(), link
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -190,7 +190,7 @@ def test_explanations(language: str) -> None:
         title, _, paragraph, _, *advices = explain(language, name).split("\n")
         assert name in title and len(paragraph) > 80, name
         assert all(advice.startswith("-> ") for advice in advices) and advices, name
-        assert f"\n@table doctor/words/explained.{language}.md {name}\n" in page, name
+        assert f'/doctor/words/explained.{language}.md "table {name}")\n' in page, name
         assert f"\n| [`{name}`](#{name}) | " in page, name
 
 

@@ -168,4 +168,4 @@ def test_steps_are_numbered() -> None:
     assert {step[0] for step in FORGOTTEN} == set(numbers)
     for language in ("en", "zh"):
         page = (ROOT / f"docs/{language}/convert.md").read_text()
-        assert re.findall(r"\{#step-(\d)\}", page) == numbers
+        assert re.findall(r'<a id="step-(\d)">', page) == numbers

@@ -127,6 +127,46 @@ def test_timeline_is_that_of_the_model(scripts: Page) -> None:
         assert found["step"] == pytest.approx(step), state
 
 
+def test_a_longer_step_is_a_longer_bar(scripts: Page) -> None:
+    """Up to half a second all settings have one scale, which the ticks name."""
+    drawn = """states => states.map(given => {
+        const { compute, draw, fields, words } = cookbook.figures.overlap;
+        const { state } = cookbook.fit(fields, given);
+        const result = compute(state);
+        document.body.innerHTML = draw(result, state, words.en).picture;
+        const svg = document.querySelector("svg");
+        const bars = svg.querySelectorAll(".fig-forward, .fig-backward, .fig-waiting");
+        const length = [...bars].reduce((sum, bar) => sum + bar.width.baseVal.value, 0);
+        const ticks = [...svg.querySelectorAll("text[y='16']")].map(tick => tick.textContent);
+        return [1000 * result.step, length, ticks];
+    })"""
+    states = [{"images": str(n)} for n in (16, 64, 128, 256, 512, 1024)]
+    states += [{"accumulate": str(n)} for n in (2, 5, 16)] + [{"gpus": "1"}]
+    for milliseconds, length, ticks in scripts.evaluate(drawn, states):
+        assert ticks == ["0", "10", "20", "30", "40", "50 ms"]
+        assert length == pytest.approx(376 * milliseconds / 50, abs=1), milliseconds
+    ((_, _, ticks),) = scripts.evaluate(drawn, [{"images": "1024", "accumulate": "2"}])
+    assert ticks[-1] == "500 ms"
+
+
+def test_the_text_says_what_the_picture_shows(scripts: Page) -> None:
+    numbers = """given => {
+        const { compute, fields, presets } = cookbook.figures.overlap;
+        const { state } = cookbook.fit(fields, { ...presets.hidden, ...given });
+        const { hidden, step, total, buckets } = compute(state);
+        const shown = [1000 * step, 1000 * (step - total)].map(time => cookbook.rounded(time));
+        return [...shown, (100 * hidden).toFixed(0) + "%", String(buckets.length)];
+    }"""
+    for language in ("en", "zh"):
+        page = (ROOT / f"docs/{language}/concepts.md").read_text("utf-8")
+        text = page.partition("@figure overlap hidden\n\n")[2].partition("\n")[0]
+        for given in ({}, {"bandwidth": "5"}, {"bucket": "200"}):
+            *wanted, buckets = scripts.evaluate(numbers, given)
+            found = text.replace(" %", "%")  # Chinese has no blank there
+            assert all(number in found for number in wanted), (language, given, wanted)
+        assert f" {buckets} " in text, language
+
+
 def test_what_to_type_is_what_the_chapters_take(scripts: Page) -> None:
     """Rates are those of chapter 02, and its parser and those of the others take the lines."""
     states = [
@@ -164,7 +204,7 @@ def test_stills_are_what_the_scripts_draw(scripts: Page) -> None:
 
 
 def sentence(page: Page, name: str) -> str:
-    return page.locator(f"#fig-{name} .fig-sentence").inner_text()
+    return page.locator(f"#fig-{name} .fig-sentence").inner_text().replace("\xa0", " ")
 
 
 AS_SENT = """async (selector) => {
@@ -202,9 +242,11 @@ def test_keyboard_pointer_and_address(page: Page, address: str, prefix: str) -> 
     link = ring.locator(".fig-foot a").get_attribute("href")
     assert link == "#fig-ring?ranks=5&step=3&megabytes=102&bandwidth=25"
     page.goto("about:blank")
+    page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(f"{address}{prefix}concepts/{link}")
     assert sentence(page, "ring") == after
-    assert page.evaluate("scrollY") > 1000
+    tabs = page.locator(".md-tabs").bounding_box()
+    assert tabs["y"] + tabs["height"] <= ring.bounding_box()["y"] < 200
 
     page.goto(f"{address}{prefix}concepts/#fig-shares?ranks=4")  # drop_last as on the page
     assert page.locator("#fig-shares [name=drop]").is_checked()
@@ -213,11 +255,59 @@ def test_keyboard_pointer_and_address(page: Page, address: str, prefix: str) -> 
     assert "19" in sentence(page, "shares")
 
 
+def test_play_stops_at_the_end_and_a_reader_hears_that(page: Page, address: str) -> None:
+    page.clock.install()
+    page.goto(f"{address}en/concepts/#fig-ring?ranks=3&step=2")
+    ring = page.locator("#fig-ring")
+    step, play, heard = (ring.locator(part) for part in ("[name=step]", ".fig-play", ".fig-status"))
+    page.clock.run_for(600)
+    play.click()
+    assert (step.input_value(), play.inner_text()) == ("3", "■ Stop")
+    page.clock.run_for(900)
+    assert (step.input_value(), play.inner_text()) == ("4", "▶ Play")
+    page.clock.run_for(400)
+    assert heard.inner_text().startswith("Step 3 of 4")
+    page.clock.run_for(100)
+    assert heard.inner_text() == "After 4 steps every rank has every sum."
+    page.clock.run_for(5000)
+    play.click()  # once more, from the beginning
+    assert step.input_value() == "0"
+    step.press("ArrowRight")
+    page.clock.run_for(5000)
+    assert (step.input_value(), play.inner_text()) == ("1", "▶ Play")
+    page.emulate_media(reduced_motion="reduce")
+    assert not play.is_visible()
+
+
+def test_fields_without_effect_are_hidden(page: Page, address: str) -> None:
+    page.goto(f"{address}scaling/")
+    parameters = page.locator("#fig-overlap [name=parameters]")
+    assert not parameters.is_visible()
+    page.locator("#fig-overlap [name=model]").select_option("own")
+    assert parameters.is_visible()
+
+
+def test_commands_to_copy(page: Page, address: str) -> None:
+    """No flag or file is broken at a hyphen, on a phone either; the button copies the line."""
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{address}launching/#fig-launch?machines=64")
+    figure = page.locator("#fig-launch")
+    lines = figure.locator("code span").evaluate_all(
+        "spans => spans.map(span => span.getClientRects().length)"
+    )
+    assert len(lines) > 60 and set(lines) == {1}
+    figure.get_by_role("button", name="srun").click()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith("srun -K --nodes 64 --ntasks-per-node 8 ")
+    assert copied in figure.locator("code").all_text_contents()
+
+
 @pytest.mark.parametrize(
     ("name", "query", "says"),
     [
         ("shares", "ranks=0&images=abc", ["ranks: 0 is not possible, 1 is", "images: abc is not"]),
-        ("shares", "way=<b>x", ["share: <b>x is not possible, sampler is"]),
+        ("shares", "way=<b>x", ["who chooses: <b>x is not possible, sampler is"]),
         ("launch", "machines=3.4&lr=nan", ["machines: 3.4 is", "3 is shown (1–64)", "rate: nan"]),
         ("launch", "nodes=4", ["There is no nodes here.", "8 ranks"]),
     ],

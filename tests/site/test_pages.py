@@ -2,6 +2,7 @@
 in the READMEs lead somewhere. Each check is also shown something broken, which it must find."""
 
 import html
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ from harness import CHAPTERS, ROOT
 
 markdown = pytest.importorskip("markdown", reason="needs requirements-dev.txt")
 pytest.importorskip("pymdownx.blocks", reason="needs requirements-dev.txt")  # not with tensorboard
+yaml = pytest.importorskip("yaml", reason="needs requirements-dev.txt")
+cmarkgfm = pytest.importorskip("cmarkgfm", reason="needs requirements-dev.txt")
 
 from tools.site import check_twins, codealong, diagrams  # noqa: E402
 from tools.site.diffs import hunks, step_hunks  # noqa: E402
@@ -19,8 +22,12 @@ from tools.site.source import SiteError, Source, read, translated  # noqa: E402
 
 DOCS = ROOT / "docs"
 CHAPTER_HEADINGS = "skeleton run get when how walk changed log errors results exercises".split()
+HUB = "02_distributed/main.py"
 REPO = "https://example.org/repo"
-EXTENSIONS = ["attr_list", "pymdownx.superfences", "toc", "tools.site.codealong"]
+EXTENSIONS = (
+    "admonition attr_list md_in_html toc pymdownx.details pymdownx.superfences pymdownx.tabbed "
+    "tools.site.codealong"
+).split()
 
 
 def render(text: str, repo: str = REPO, page: str = "") -> str:
@@ -29,12 +36,12 @@ def render(text: str, repo: str = REPO, page: str = "") -> str:
     md = markdown.Markdown(extensions=EXTENSIONS, extension_configs=settings)
     if page:
         place = markdown.treeprocessors.Treeprocessor(md)
-        place.file = SimpleNamespace(src_uri=page)
+        place.file = SimpleNamespace(src_uri=page, url=page)
         md.treeprocessors.register(place, "relpath", 0)
     return md.convert(text)
 
 
-# --- what a line in a page brings in --------------------------------------------------------------
+# --- what a link in a page brings in --------------------------------------------------------------
 
 SAMPLE = '''\
 """Docstring
@@ -72,7 +79,7 @@ def sample(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
 
 
 @pytest.mark.parametrize(
-    ("line", "first", "last", "begins"),
+    ("title", "first", "last", "begins"),
     [
         ("Box", 8, 20, "# Why there is a Box."),
         ("Box.open", 13, 20, "def open(self) -> int:"),
@@ -82,37 +89,90 @@ def sample(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
         ('- "import os" .. "LIMIT ="', 5, 7, "import os"),
     ],
 )
-def test_code(sample: Callable, line: str, first: int, last: int, begins: str) -> None:
-    page = sample(f"before\n\n@code a/main.py {line}\n\nafter")
+def test_code(sample: Callable, title: str, first: int, last: int, begins: str) -> None:
+    page = sample(f"before\n\n[`a/main.py`](a/main.py 'code {title}')\n\nafter")
     numbers = [int(n) for n in re.findall(r'class="ln[^>]*data-l="(\d+)"', page)]
     assert numbers == list(range(first, last + 1))
     shown = re.search(r'<span class="ln[^>]*>(.*)</span>$', page, re.M)[1]
     assert html.unescape(re.sub(r"<[^>]+>", "", shown)) == begins
-    assert "<p>before</p>" in page and "<p>after</p>" in page and "@code" not in page
+    assert "<p>before</p>" in page and "<p>after</p>" in page and "code Box" not in page
     assert f"{REPO}/blob/main/a/main.py#L{first}-L{last}" in page
 
 
 def test_code_is_highlighted(sample: Callable) -> None:
-    page = sample('@code a/main.py Box.open "for n in" {hl="first += n" hl="in the loop"}')
+    page = sample(r"""[`a/main.py`](a/main.py "code Box 'for n in' hl=first hl=\"the loop\"")""")
     assert re.findall(r'class="ln hll" data-l="(\d+)"', page) == ["16", "18"]
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("path", "title", "says"),
     [
-        ("@code 02_distributed/mian.py run", "beside it: 02_distributed/main.py"),
-        ("@code 02_distributed/main.py rum", "defines no rum; there are: "),
-        ('@code 02_distributed/main.py run "nowhere"', "'nowhere' must be in one line of run of"),
-        ('@code 02_distributed/main.py run "args"', "is in: ["),
-        ('@code 02_distributed/main.py check_same {hl="gone"}', "hl='gone' is in none of lines"),
-        ("@code 02_distributed/main.py run", "more than 20"),
-        ("@cod 02_distributed/main.py run", "there is no @cod"),
+        ("02_distributed/mian.py", "code run", "beside it: 02_distributed/main.py"),
+        (HUB, "code rum", "defines no rum; there are: "),
+        (HUB, "code run 'nowhere'", "'nowhere' must be in one line of run of"),
+        (HUB, "code run args", "is in: ["),
+        (HUB, "code check_same hl=gone", "hl='gone' is in none of lines"),
+        (HUB, "code run", "more than 20"),
+        (HUB, "code", "the title is: code NAME"),
+        (HUB, "code run 'args", "No closing quotation"),
+        (HUB, "cod run", "there is no cod"),
+        ("docs/assets/results/scaling.en.md", "table gone", "has no part gone"),
+        ("docs/examples/cases/trl_unwrapped.py", "verdict imagenet18_save", "imagenet18_save.py"),
     ],
 )
-def test_code_that_is_not_there(line: str, says: str) -> None:
+def test_code_that_is_not_there(path: str, title: str, says: str) -> None:
+    line = f'[`{path}`](../../{path} "{title}")'
     with pytest.raises(SiteError, match=re.escape(says)) as error:
-        render(f"text\n\n{line}\n")
+        render(f"text\n\n{line}\n", page="en/page.md")
     assert str(error.value).startswith(line)
+
+
+def test_text_names_the_file() -> None:
+    with pytest.raises(SiteError, match="its text must have `LICENSE`"):
+        render('[`02_distributed/main.py`](LICENSE "file")')
+
+
+@pytest.mark.parametrize(
+    ("text", "shows"),
+    [
+        ('## A `b` <a id="c"></a>', '<h2 id="c">A <code class="nb">b</code></h2>'),
+        ("```bash run\nls\n```", 'class="run highlight"'),
+        ("> [!WARNING]\n> a\n>\n> - b\n\nc", '"admonition-title">注意</p>\n<p>a</p>\n<ul>'),
+        ("> [!CAUTION]\n> **A `b`**\n>\n> c", '"admonition-title">A <code class="nb">b</code></p>'),
+        (
+            '<details class="note" markdown>\n<summary>A <code>b</code></summary>\n\n*c*\n\n'
+            "</details>",
+            '<details class="note">\n<summary>A <code class="nb">b</code></summary>\n<p><em>c</em>',
+        ),
+        (
+            '<div class="tabs" markdown>\n\n**A**\n\na\n\n**B**\n\nb\n\n</div>',
+            '<div class="tabbed-set" data-tabs="1:2">',
+        ),
+        (
+            '<div class="walk" markdown>\n\n*a*\n\n[`LICENSE`](../../LICENSE "file")\n\n</div>',
+            '<div class="walk">\n<div class="walk-text">\n<p><em>a</em></p>\n</div>\n'
+            '<div class="walk-code">\n<figure class="cb"',
+        ),
+        ("<!-- toc -->\n\n# A", '<div class="toc">'),
+    ],
+)
+def test_forms(text: str, shows: str) -> None:
+    assert shows in render(text, page="zh/page.md")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('<div class="walk" markdown>\n\na', '<div class="walk" markdown> is never closed'),
+        ('<div class="walk" markdown>\n\na\n\n</details>', "</details> closes <div"),
+        ('<div class="walk" markdown>\n\na\n\n</div>', "needs a note and at least one link"),
+        ("<details markdown>\n\na\n\n</details>", "the next line must be <summary>"),
+        ("> [!DANGER]\n> a", "GitHub has NOTE, TIP"),
+    ],
+)
+def test_forms_that_are_wrong(text: str, says: str) -> None:
+    with pytest.raises(SiteError, match=re.escape(says)):
+        render(text)
 
 
 EXAMPLES = sorted(
@@ -135,17 +195,14 @@ def test_comments_in_chinese(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "@file docs/examples/convert/single.py",
-        "@code docs/examples/convert/multi.py evaluate",
-        '@diff docs/examples/convert/single.py docs/examples/convert/multi.py {whole="1"}',
-    ],
+    "title", ["file long=1", "code evaluate", "diff docs/examples/convert/single.py whole=1"]
 )
-def test_comments_in_the_language_of_the_page(line: str) -> None:
+def test_comments_in_the_language_of_the_page(title: str) -> None:
+    path = "docs/examples/convert/multi.py"
+    line = f'[`{path}`](../../{path} "{title}")'
     said = "预测正确数和总数。"
     assert said in render(line, page="zh/page.md")
-    assert said not in render(line, page="en/page.md") and said not in render(line)
+    assert said not in render(line, page="en/page.md")
 
 
 def test_diff_is_that_of_the_files() -> None:
@@ -175,10 +232,11 @@ def test_steps_are_parts_of_the_diff() -> None:
             parts += [row for row in rows if row[0] != "="]
     said = [row[:3] for row in whole if not row[2] or new.lines[row[2] - 1]]
     assert sorted(row[:3] for row in parts) == sorted(said) and len(said) > 20
-    page = render(f'@diff {folder}/single.py {folder}/multi.py "step 2"', page="zh/page.md")
+    line = f"[`{folder}/multi.py`](../../{folder}/multi.py 'diff {folder}/single.py \"step 2\"')"
+    page = render(line, page="zh/page.md")
     assert page.count("cd-del") == page.count("cd-add") == 1 and "第 2 步" in page
     with pytest.raises(SiteError, match="has the mark 'step 9'"):
-        render(f'@diff {folder}/single.py {folder}/multi.py "step 9"')
+        render(line.replace("step 2", "step 9"), page="zh/page.md")
 
 
 # --- diagrams -------------------------------------------------------------------------------------
@@ -211,13 +269,14 @@ def twins(folder: Path, zh: str, en: str) -> list[str]:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("{#data}", "{#other}", "headings differ: zh ## {#data}, en ## {#other}"),
-        (" {#data}", "", "no id"),
-        ("{#data}", "{#data}\n\n训练\n循环", "would show as a gap"),
-        ("recipes.py wrap", "recipes.py one_cycle", "lines differ"),
+        ('"data"', '"other"', "headings differ: zh ## #data, en ## #other"),
+        (' <a id="data"></a>', "", "no id"),
+        ('<a id="data"></a>', '<a id="data"></a>\n\n训练\n循环', "would show as a gap"),
+        ("code wrap", "code one_cycle", "lines differ"),
+        ("<!-- toc -->\n", "", "lines differ"),
         ("--nnodes 2", "--nnodes 3", "fences at line"),
         ("(launching.md)", "(concepts.md)", "links are not the same"),
-        ("{ .python .example }", "{ .python }", "use @code, or mark it"),
+        ("python example", "python", "use a link, or mark it"),
     ],
 )
 def test_twins_that_do_not_match(tmp_path: Path, old: str, new: str, says: str) -> None:
@@ -229,15 +288,16 @@ def test_twins_that_do_not_match(tmp_path: Path, old: str, new: str, says: str) 
 
 def test_twin_that_is_missing(tmp_path: Path) -> None:
     (tmp_path / "zh").mkdir()
-    (tmp_path / "zh/more.md").write_text("# T {#t}")
+    (tmp_path / "zh/more.md").write_text('# T <a id="t"></a>')
     assert check_twins.problems(tmp_path) == ["more.md: only in zh"]
 
 
 def test_pasted_code_is_found(tmp_path: Path) -> None:
     lines = (ROOT / "02_distributed/main.py").read_text().splitlines()
     at = next(n for n, line in enumerate(lines) if "device = setup_device(" in line)
-    page = "# T {#t}\n\n``` { .python .example }\n" + "\n".join(lines[at : at + 6]) + "\n```\n"
-    assert "is pasted: use @code" in "\n".join(twins(tmp_path, page, page))
+    code = "\n".join(lines[at : at + 6])
+    page = f'# T <a id="t"></a>\n\n```python example\n{code}\n```\n'
+    assert "is pasted: use a link" in "\n".join(twins(tmp_path, page, page))
 
 
 def test_pages_match() -> None:
@@ -262,42 +322,134 @@ def test_chinese_words() -> None:
 READMES = {"zh": "README.zh-CN.md", "en": "README.md"}
 
 
-def readme_links(language: str, text: str) -> list[str]:
-    """Where a README leads to: pages of its language, and files; what is not there has a ! before
-    it."""
-    found = []
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        path, _, place = link.partition("#")
-        there = re.match("[a-z]+:", link) or (ROOT / path).is_file()
-        if place and there:
-            there = f"{{#{place}}}" in (ROOT / path).read_text("utf-8")
-        general = link.replace(f"docs/{language}/", "docs/").replace(f".{language}.", ".")
-        found.append(f"{'' if there else '!'}{general}")
-    return [link for link in found if not link.startswith("README")]  # the other language
+def readme_links(language: str) -> list[str]:
+    """Where a README leads to, in whichever language."""
+    text = (ROOT / READMES[language]).read_text("utf-8")
+    found = re.findall(r"\]\(([^)\s]+)\)", text)
+    general = [n.replace(f"docs/{language}/", "docs/").replace(f".{language}.", ".") for n in found]
+    return [link for link in general if not link.startswith("README")]  # the other language
 
 
 def test_readmes_match() -> None:
-    """Both READMEs lead to the same places, each in its own language, and all of them are there."""
-    texts = {language: (ROOT / name).read_text("utf-8") for language, name in READMES.items()}
-    ours, theirs = (readme_links(language, texts[language]) for language in READMES)
-    assert ours == theirs
-    assert [link for link in ours if link.startswith("!")] == []
-    assert {f"docs/chapters/{chapter}.md" for chapter in CHAPTERS} <= set(ours)
-    assert readme_links("en", "[a](LICENCE) [b](README.md)") == ["!LICENCE"]
+    """Both READMEs lead to the same places, each in its own language."""
+    assert readme_links("zh") == readme_links("en")
+    assert {f"docs/chapters/{chapter}.md" for chapter in CHAPTERS} <= set(readme_links("en"))
 
 
 def test_links_to_files_of_the_repository() -> None:
-    assert f'href="{REPO}/blob/main/LICENSE"' in render("[x](https://repository/LICENSE)")
+    link = "[x](../../../tests/FAULTS.md#y)"
+    assert f'href="{REPO}/blob/main/tests/FAULTS.md#y"' in render(link, page="en/chapters/page.md")
+    assert 'href="../../source/tests/FAULTS.md.txt"' in render(link, "", "en/chapters/page.md")
     with pytest.raises(SiteError, match="LICENCE: there is no such file"):
-        render("[x](https://repository/LICENCE)")
+        render("[x](../../LICENCE)", page="en/page.md")
+
+
+# --- on GitHub ------------------------------------------------------------------------------------
+
+PAGES = sorted(str(p.relative_to(ROOT)) for p in DOCS.glob("??/**/*.md")) + [*READMES.values()]
+# What a reader must not see outside of code: forms of the build, and Markdown that is none there,
+# because no blank line is between it and a tag.
+RAW = re.compile(
+    r"^\s*(?:@\w+ .*/|///|\?{3}|!{3}|={3})|\{ ?[#.:\w]|\[TOC\]|\[!|//repository/|\]\(|```|\*\*",
+    re.M,
+)
+
+
+def on_github(text: str) -> str:
+    """By GitHub's own program for Markdown; the blocks that begin with [!NOTE] are made later."""
+    if front := re.match(r"---\n(.*?\n)---\n", text, re.S):
+        assert yaml.safe_load(front[1]).keys() == {"description"}  # GitHub shows it as a table
+        text = text[front.end() :]
+    shown = cmarkgfm.github_flavored_markdown_to_html(text, cmarkgfm.cmark.Options.CMARK_OPT_UNSAFE)
+    return re.sub(r"<blockquote>\n<p>\[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\n", "<p>", shown)
+
+
+def raw(shown: str) -> list[str]:
+    without_code = re.sub(r"<(pre|code)\b.*?</\1>", "", shown, flags=re.S)
+    return RAW.findall(html.unescape(re.sub(r"<[^>]+>", "", without_code)))
+
+
+def gone(name: str, shown: str) -> list[str]:
+    """Links of a page that lead nowhere in the repository."""
+    found = []
+    for link in re.findall(r'<(?:a href|img src)="([^"]*)"', shown):
+        if re.match("[a-z]+:", link) or link == "doctor.pyz":  # which the build makes
+            continue
+        path, _, place = html.unescape(link).partition("#")
+        path = path.partition("?")[0]  # compare.md?from=02&to=06
+        file = ROOT / os.path.normpath(Path(name).parent / path) if path else ROOT / name
+        id_of = f'<a id="{place}">'
+        if not file.is_file() or (place and file.suffix == ".md" and id_of not in file.read_text()):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_on_github(name: str) -> None:
+    """Nothing raw stands in it, and all of its links lead somewhere."""
+    shown = on_github((ROOT / name).read_text("utf-8"))
+    assert raw(shown) == [] and gone(name, shown) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("<!-- toc -->", "[TOC]"),
+        (' <a id="run"></a>', " {#run}"),
+        ("</summary>\n", "</summary>"),
+        ("\n[`03", "\n@code 03_multiprocessing/main.py run\n[`03"),
+        ("\n</details>", '\n</details>\n\n??? note "A"'),
+        ("> [!", "> [!A"),
+        ("(../convert.md)", "(../convert.md){ .md-button }"),
+        ("(../convert.md)", "(../converted.md)"),
+        ("(#results)", "(#result)"),
+        ("/minimal.py ", "/maximal.py "),
+    ],
+)
+def test_what_is_raw_on_github_is_found(old: str, new: str) -> None:
+    name = "docs/en/chapters/03_multiprocessing.md"
+    text = "> [!NOTE]\n> A\n\n" + (ROOT / name).read_text("utf-8")
+    assert old in text
+    shown = [on_github(text), on_github(text.replace(old, new))]
+    assert [bool(raw(s) or gone(name, s)) for s in shown] == [False, True]
 
 
 def test_chapter_headings() -> None:
     for chapter in CHAPTERS:
         page = check_twins.read_page((DOCS / "zh/chapters" / f"{chapter}.md").read_text())
-        found = [h.split("#")[-1].rstrip("}") for h in page.headings if h.startswith("## ")]
+        found = [h.split("#")[-1] for h in page.headings if h.startswith("## ")]
         skeleton, run, *rest = CHAPTER_HEADINGS
         first = [run, skeleton] if chapter == "06_slurm" else [skeleton, run]  # its job file
         assert found == [*first, *rest], chapter
         others = {f"{other}.md" for other in CHAPTERS if other != chapter}
         assert others | {"index.md"} <= set(page.links), chapter  # the row above the title
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG 2 defines it."""
+    light = []
+    for colour in (one, other):
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        parts = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        light.append(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] + 0.05)
+    return max(light) / min(light)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((DOCS / "assets/images").glob("*.svg")), ids=lambda p: p.name
+)
+def test_labels_of_pictures_can_be_read(path: Path) -> None:
+    """4.5 : 1 on light and on dark ground, which the picture's own style knows, and in boxes."""
+    light = dark = path.read_text("utf-8")
+    if grey := re.search(r"<style>svg\{color:(.*?)\}@media.*?svg\{color:(.*?)\}(.*)\}", light):
+        light, dark = (light.replace("currentColor", colour) for colour in grey.groups()[:2])
+        for fill, other in re.findall(r'text\[fill="(.*?)"\]\{fill:(.*?)\}', grey[3]):
+            dark = re.sub(f'(<text[^>]* fill="){fill}', rf"\g<1>{other}", dark)
+    for drawn, ground in ((light, "#fff"), (dark, "#12181f")):
+        box = ""
+        for kind, fill in re.findall(r"<(rect|text)\b[^>]*\bfill(?:=\"|: )(#\w+)", drawn):
+            if kind == "rect":
+                box = fill
+            else:
+                assert contrast(fill, box if fill == "#fff" else ground) >= 4.5, (ground, fill)

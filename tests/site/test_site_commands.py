@@ -1,5 +1,5 @@
 """The commands on the pages: each is understood by the program that it starts, and those marked
-``` { .bash .run } are run, in both languages the same ones (test_pages.py). And the flags that the
+```bash run are run, in both languages the same ones (test_pages.py). And the flags that the
 reference lists."""
 
 import contextlib

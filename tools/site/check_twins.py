@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
+from tools.site.forms import FENCE, HEADING_ID, directive
+
 ROOT = Path(__file__).resolve().parents[2]
 LANGUAGES = ("zh", "en")
 TRANSLATED = {"text", "mermaid", ""}  # fences whose content each language has of its own
 # So many lines in a row that are also in a chapter are no coincidence.
 PASTED_LINES = 3
-FENCE = re.compile(r" *```(.*)$")
-HEADING = re.compile(r"^ *(#{1,6}) +(.+)$")
-HEADING_ID = re.compile(r"\{[^{}]*#([A-Za-z][\w-]*)[^{}]*\} *$")
+HEADING = re.compile(r"^(#{1,6}) .+$")
 LINK = re.compile(r"\]\(<?([^)>\s]+)>?[^)]*\)")
 CHINESE = re.compile("[\u2e80-\u9fff\uf900-\uffef“”]")
 
@@ -45,7 +45,7 @@ WORDS = {
 
 @dataclass
 class Fence:
-    classes: list[str]  # ["bash", "run"] of ``` { .bash .run }; the language is the first
+    classes: list[str]  # ["bash", "run"] of ```bash run; the language is the first
     lines: list[str]
     number: int  # of the line that opens it
 
@@ -64,7 +64,7 @@ class Page:
     """What is compared. Each entry says what it is: it stands in the error."""
 
     headings: list[str] = field(default_factory=list)
-    forms: list[str] = field(default_factory=list)  # @ lines, blocks, [TOC], hide:
+    forms: list[str] = field(default_factory=list)  # links to code, <div>, <details>...
     fences: list[Fence] = field(default_factory=list)
     links: Counter[str] = field(default_factory=Counter)
     mistakes: list[str] = field(default_factory=list)
@@ -81,24 +81,26 @@ def read_page(text: str) -> Page:
     lines = text.splitlines()
     fence: Fence | None = None
     for number, line in enumerate(lines, 1):
-        match = FENCE.match(line)
+        match = FENCE.fullmatch(line.removeprefix("> "))
         if fence is not None:
-            if match and not match[1]:
+            if match and not match[3]:
                 page.fences.append(fence)
                 fence = None
             else:
                 fence.lines.append(line.strip() if fence.language == "bash" else line)
             continue
         if match:
-            fence = Fence(re.findall(r"[\w-]+", match[1]), [], number)
+            fence = Fence(match[3].split(), [], number)
             continue
         if heading := HEADING.match(line):
-            found = HEADING_ID.search(heading[2])
+            found = HEADING_ID.search(line)
             if not found:
-                page.mistakes.append(f"line {number}: no id: write {line.strip()} {{#id}}")
-            page.headings.append(f"{heading[1]} {{#{found[1] if found else ''}}}")
-        elif re.match(r" *(@(code|file|diff|compare|table)\b|///|\[TOC\]|hide:)", line):
-            page.forms.append(without_language(line.strip()))
+                page.mistakes.append(f'line {number}: no id: write {line} <a id="name"></a>')
+            page.headings.append(f"{heading[1]} #{found[1] if found else ''}")
+        elif link := directive(line):
+            page.forms.append(link.title)
+        elif re.match(r"</?(div|details)\b|<!--|> \[!", line):
+            page.forms.append(line)
         if CHINESE.match(line.lstrip(" *")) and CHINESE.match(lines[number - 2].rstrip("*")[-1:]):
             page.mistakes.append(f"line {number}: the break above it would show as a gap")
         for target in LINK.findall(re.sub(r"`[^`]*`", "", line)):
@@ -161,11 +163,11 @@ def pasted(page: Page, chapters: str) -> list[str]:
         if fence.language != "python":
             continue
         if "example" not in fence.classes:
-            found.append(f"line {fence.number}: use @code, or mark it ``` {{ .python .example }}")
+            found.append(f"line {fence.number}: use a link, or mark it ```python example")
         lines = long_lines(fence.lines)
         for n in range(len(lines) - PASTED_LINES + 1):
             if "\n".join(lines[n : n + PASTED_LINES]) in chapters:
-                found.append(f"line {fence.number}: {lines[n]!r} is pasted: use @code")
+                found.append(f"line {fence.number}: {lines[n]!r} is pasted: use a link")
     return found
 
 

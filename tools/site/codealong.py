@@ -1,16 +1,16 @@
 """A Python-Markdown extension: code beside its explanation, always that of the tested file.
 
-One line in a page, the same in every language, stands for a part of a file, for the difference of
-two files, or for a table that another tool wrote. docs/WRITING.md lists the forms. What a line
-asks for and is not there ends the build, so a page cannot go on to explain code that is gone.
-An extension, not a plug-in: it works in every program that renders Python-Markdown.
+A link on a line of its own, with a title that says so, stands for a part of a file, for the
+difference of two files, or for a table that another tool wrote. docs/WRITING.md lists the forms.
+What a line asks for and is not there ends the build, so a page cannot go on to explain code that is
+gone. An extension, not a plug-in: it works in every program that renders Python-Markdown.
 """
 
 import json
 import re
-import shlex
 import xml.etree.ElementTree as etree
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from markdown import Extension, Markdown
@@ -29,23 +29,23 @@ from .diffs import (
     hunks,
     step_hunks,
 )
+from .forms import Directive, directive, for_python_markdown, repository_path
 from .source import ROOT, SiteError, Source, read, to_html, translated
-from .verdicts import comparison, verdict
+from .verdicts import HOST, comparison, source_of, verdict
 
 MOST_LINES = 20  # of a group: note and code must fit on a screen together
 MOST_FILE_LINES = 80
-# How each @ line is written.
+# The title of each form; the link leads to the FILE.
 FORMS = {
-    "code": 'FILE NAME ["text" [.. "text"]] {hl="text" long="1"}',
-    "file": 'FILE {hl="text" long="1"}',
-    "diff": 'OLD NEW ["step N"] {whole="1"}',
+    "code": 'NAME ["text" [.. "text"]] [hl="text"] [long=1]',
+    "file": 'of the whole file: [hl="text"] [long=1]',
+    "diff": 'OLD ["step N"] [whole=1], and the link leads to the new one',
     "compare": "",
-    "table": "FILE [KEY]",
+    "table": "[KEY]",
     "verdict": "FAULT-OR-CASE",
     "comparison": "",
-    "figure": "NAME PRESET",
+    "figure": "PRESET",
 }
-Options = dict[str, list[str]]
 COPIES = "source"  # the folder of the site that has the files, see hooks.py
 linked: set[str] = set()  # these
 LEGEND = {
@@ -53,7 +53,17 @@ LEGEND = {
     "en": "A bar beside its number marks a line that is there only because training is "
     "distributed; a tint marks the lines that the text is about.",
 }
-OPTIONS = re.compile(r"\{((?:hl|long|whole)=.*)\}\s*$")
+
+
+def table(path: str, key: str = "") -> list[str]:
+    """A file of Markdown, or its part from <!-- key --> on."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if key:
+        _, there, text = text.partition(f"<!-- {key} -->")
+        if not there:
+            raise SiteError(f"{path} has no part {key}")
+        text, _, _ = text.partition("<!-- ")
+    return text.strip().splitlines()
 
 
 def this_page(md: Markdown) -> Any:
@@ -61,86 +71,80 @@ def this_page(md: Markdown) -> Any:
     return md.treeprocessors["relpath"].file if "relpath" in md.treeprocessors else None
 
 
+def name_of(md: Markdown) -> str:
+    """Such as en/index.md."""
+    page = this_page(md)
+    return page.src_uri if page else ""
+
+
 def language_of(md: Markdown) -> str:
     """zh or en, the name of the page's folder."""
-    if page := this_page(md):
-        return page.src_uri.split("/")[0]
-    return "en"
+    return name_of(md).partition("/")[0] or "en"
 
 
-def link(md: Markdown, path: str, part: range | None = None) -> str:
-    """To a file of the repository: there, or to the site's copy, whose lines have no anchors."""
+def link(md: Markdown, path: str, place: str = "") -> str:
+    """To a file of the repository: there, or to the site's copy, which has no anchors."""
     if md.repo:
-        lines = f"#L{part.start}-L{part.stop - 1}" if part else ""
-        return f"{md.repo}/blob/main/{path}{lines}"
+        return f"{md.repo}/blob/main/{path}{place}"
     linked.add(path)
     page = this_page(md)
     depth = page.url.count("/") if page else 0
     return f"{'../' * depth or './'}{COPIES}/{path}.txt"
 
 
-def parse(rest: str) -> tuple[list[str], Options]:
-    """The words of an @ line, and its options."""
-    words = shlex.split(OPTIONS.sub("", rest))
-    options: Options = {}
-    for text in OPTIONS.findall(rest):
-        for option in shlex.split(text):
-            name, _, value = option.partition("=")
-            options.setdefault(name, []).append(value)
-    return words, options
-
-
 class CodeAlong(Preprocessor):
-    """Replaces the @ lines."""
+    """Replaces these links, and turns GitHub's forms into those of Python-Markdown."""
 
     def run(self, lines: list[str]) -> list[str]:
         result: list[str] = []
-        for line in lines:
+        for line in for_python_markdown(lines, language_of(self.md)):
             line = line.replace("REPOSITORY_URL", self.md.repo or "REPOSITORY_URL")
-            found = re.match(r"( *)@(\w+)(?=\s|$)(.*)", line)
-            if not found or (found[2] not in FORMS and "/" not in found[3]):
-                result.append(line)
-                continue
             try:
-                result += self.replace(found[1], found[2], found[3])
-            # OSError: a table or a figure is not there; ValueError: a quote is not closed
+                found = directive(line)
+                result += self.replace(found) if found else [line]
+            # OSError: a table or a figure is not there; ValueError: a quote is not closed, or there
+            # are too many words
             except (SiteError, OSError, ValueError) as error:
-                usage = f"@{found[2]} {FORMS.get(found[2], '')}"
-                raise SiteError(f"{line.strip()}\n    {error}\n    {usage}") from None
+                raise SiteError(f"{line.strip()}\n    {error}") from None
         return result
 
-    def replace(self, indent: str, form: str, rest: str) -> list[str]:
-        if form not in FORMS:
-            raise SiteError(f"there is no @{form}: use {', '.join('@' + f for f in FORMS)}")
-        made = getattr(self, form)(*parse(rest))
+    def replace(self, found: Directive) -> list[str]:
+        if found.form not in FORMS:
+            raise SiteError(f"there is no {found.form}: a title begins with {', '.join(FORMS)}")
+        path = found.path(name_of(self.md))
+        try:
+            made = getattr(self, found.form)(path, found.words, found.options)
+        except ValueError as error:
+            usage = f"{found.form} {FORMS[found.form]}"
+            raise SiteError(f"{error}; the title is: {usage}") from None
         if isinstance(made, list):  # of Markdown
             return made
-        return ["", indent + self.md.htmlStash.store(made), ""]
+        return ["", found.indent + self.md.htmlStash.store(made), ""]
 
     def link(self, path: str, part: range | None = None) -> str:
-        return link(self.md, path, part)
+        return link(self.md, path, f"#L{part.start}-L{part.stop - 1}" if part else "")
 
     def shown(self, source: Source) -> Source:
         """With its comments in the language of the page."""
         return translated(source, language_of(self.md))
 
-    def code(self, words: list[str], options: Options) -> str:
-        path, selector, *texts = words
+    def code(self, path: str, words: list[str], options: dict[str, list[str]]) -> str:
+        selector, *texts = words
         source = read(path)
         return self.listing(source, source.part(selector, texts), options, MOST_LINES)
 
-    def file(self, words: list[str], options: Options) -> str:
-        (path,) = words
+    def file(self, path: str, words: list[str], options: dict[str, list[str]]) -> str:
+        () = words
         source = read(path)
         part = range(1, len(source.lines) + 1)
         return self.listing(source, part, options, MOST_FILE_LINES)
 
-    def listing(self, source: Source, part: range, options: Options, most: int) -> str:
+    def listing(self, source: Source, part: range, options: dict[str, list[str]], most: int) -> str:
         """Real line numbers, and as Material has it: its copy button and colours find the code."""
         first, last = part[0], part[-1]
         where = f"lines {first} to {last}"
         if len(part) > most and "long" not in options:
-            raise SiteError(f'{where} are more than {most}: take a part, or {{long="1"}}')
+            raise SiteError(f"{where} are more than {most}: take a part, or long=1")
         marked = set()
         for text in options.get("hl", []):
             found = {n for n in part if text in source.lines[n - 1]}
@@ -173,16 +177,16 @@ class CodeAlong(Preprocessor):
             "\n</code></pre></div></figure>"
         )
 
-    def diff(self, words: list[str], options: Options) -> str:
-        *paths, step = words if len(words) > 2 else [*words, ""]
-        old, new = (self.shown(read(path)) for path in paths)
+    def diff(self, path: str, words: list[str], options: dict[str, list[str]]) -> str:
+        before, step = words if len(words) > 1 else [*words, ""]
+        old, new = (self.shown(read(name)) for name in (before, path))
         if step:
             found = step_hunks(old, new, read(new.path), step)
         else:
             found = hunks(old, new, WHOLE if "whole" in options else CONTEXT)
         return diff_html(old, new, self.link, found, step)
 
-    def compare(self, words: list[str], options: Options) -> str:
+    def compare(self, script: str, words: list[str], options: dict[str, list[str]]) -> str:
         """Two lists to choose from; compare.js does the rest."""
         paths = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("0[1-9]_*/main.py"))
         links = [self.link(path) for path in paths]
@@ -204,25 +208,22 @@ class CodeAlong(Preprocessor):
             f'<script type="application/json">{compare_data(paths)}</script></div>'
         )
 
-    def table(self, words: list[str], options: Options) -> list[str]:
-        path, *key = words
-        text = (ROOT / path).read_text(encoding="utf-8")
-        if key:
-            _, there, text = text.partition(f"<!-- {key[0]} -->")
-            if not there:
-                raise SiteError(f"{path} has no part {key[0]}")
-            text, _, _ = text.partition("<!-- ")
-        return ["", *text.strip().splitlines(), ""]
+    def table(self, path: str, words: list[str], options: dict[str, list[str]]) -> list[str]:
+        return ["", *table(path, *words), ""]
 
-    def verdict(self, words: list[str], options: Options) -> list[str]:
-        return ["", *verdict(*words, language_of(self.md)), ""]
+    def verdict(self, path: str, words: list[str], options: dict[str, list[str]]) -> list[str]:
+        (name,) = words
+        if path != source_of(name):
+            raise SiteError(f"{name} is in {source_of(name)}")
+        return ["", *verdict(name, language_of(self.md)), ""]
 
-    def comparison(self, words: list[str], options: Options) -> list[str]:
+    def comparison(self, path: str, words: list[str], options: dict[str, list[str]]) -> list[str]:
         return ["", *comparison(language_of(self.md)), ""]
 
-    def figure(self, words: list[str], options: Options) -> str:
+    def figure(self, path: str, words: list[str], options: dict[str, list[str]]) -> str:
         """Its still picture, which docs/assets/javascripts/figures/NAME.js sets in motion."""
-        name, preset = words
+        (preset,) = words
+        name = Path(path).stem
         still = ROOT / f"docs/assets/figures/{name}-{preset}.{language_of(self.md)}.html"
         data = ""
         if name == "overlap":
@@ -234,18 +235,27 @@ class CodeAlong(Preprocessor):
 
 
 class RepositoryLinks(Treeprocessor):
-    """[text](https://repository/tests/FAULTS.md) leads to a file of the repository."""
+    """A link that leaves the pages, ../../tests/FAULTS.md, is to a file of the repository."""
 
-    HOST = "https://repository/"  # no checker of links looks for it among the pages
+    def run(self, root: etree.Element) -> None:
+        page = name_of(self.md)
+        for a in root.iter("a"):
+            href = a.get("href", "")
+            if page and (path := repository_path(page, href)):
+                a.set("href", f"{HOST}{path}")
+
+
+class RepositoryHost(Treeprocessor):
+    """The address of such a file, unseen by MkDocs, which would look for it among the pages."""
 
     def run(self, root: etree.Element) -> None:
         for a in root.iter("a"):
             href = a.get("href", "")
-            if href.startswith(self.HOST):
-                path = href.removeprefix(self.HOST)
+            if href.startswith(HOST):
+                path, mark, place = href.removeprefix(HOST).partition("#")
                 if not (ROOT / path).is_file():
-                    raise SiteError(f"{href}: there is no such file")
-                a.set("href", link(self.md, path))
+                    raise SiteError(f"{path}: there is no such file")
+                a.set("href", link(self.md, path, mark + place))
 
 
 class ShortCode(Treeprocessor):
@@ -304,7 +314,7 @@ class Walk(Block):
             rows[-1][code].append(child)
         if not rows or not all(note and code for note, code in rows):
             raise SiteError(
-                "/// walk needs a note and at least one @code line, in each of its rows"
+                "a walk needs a note and at least one link to code, in each of its rows"
             )
         block[:] = []
         for row in rows:
@@ -335,8 +345,9 @@ class CodeAlongExtension(Extension):
         # Below 30, where line ends are normalised, which would tear our placeholders; above 25,
         # where the fences of pymdownx are taken out.
         md.preprocessors.register(CodeAlong(md), "codealong", 27)
-        # Below 0, MkDocs' own, which would look for these files among the pages.
-        md.treeprocessors.register(RepositoryLinks(md), "repository_links", -1)
+        # Around 0, MkDocs' own.
+        md.treeprocessors.register(RepositoryLinks(md), "repository_links", 1)
+        md.treeprocessors.register(RepositoryHost(md), "repository_host", -1)
         md.treeprocessors.register(ShortCode(md), "short_code", 15)  # below 20, inline patterns
         md.treeprocessors.register(CellNames(md), "cell_names", 14)
         WalkExtension().extendMarkdown(md)

@@ -15,7 +15,7 @@ from .source import SiteError, Source, Tokens, read, to_html
 CONTEXT = 3
 DISTRIBUTED = "[dist]"  # in the comment of a line that is there only because training is
 WHOLE = 10_000
-MARK = re.compile(r"# (step \d+)\b")  # @diff OLD NEW "step 3"
+MARK = re.compile(r"# (step \d+)\b")  # diff OLD "step 3"
 # kind ("=", "-" or "+"), line number in the left file, in the right file (0: not in it), HTML of
 # the line, and the row that it stands in where both files are side by side
 Row = tuple[str, int, int, str, int]

@@ -20,6 +20,17 @@ from tools.site.plain import plain
 from tools.site.source import ROOT, read
 from tools.site.theme import change_scripts
 
+# What the site is told of pages; in a page GitHub would show it as a table. Wide ones need the room
+# of the menu, or have their contents in the text: <!-- toc -->.
+META = {
+    "chapters/": {"hide": ["navigation", "toc"]},
+    "compare.md": {"hide": ["navigation", "toc"]},
+    "convert.md": {"hide": ["navigation", "toc"], "search": {"boost": 2}},
+    "handbook/api.md": {"hide": ["toc"]},
+    "index.md": {"hide": ["navigation", "toc"]},
+    "migration.md": {"hide": ["navigation", "toc"]},
+    "recipes.md": {"hide": ["navigation"]},
+}
 listed: dict[str, str] = {}  # plain Markdown: its place in the site -> a line of llms.txt
 
 
@@ -52,6 +63,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         subprocess.run(make, check=True)
         files.append(File.generated(config, made.name, content=made.read_bytes()))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> None:
+    _, _, name = page.file.src_uri.partition("/")
+    for start, meta in META.items():
+        if name.startswith(start):
+            page.meta |= meta
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
@@ -91,12 +109,11 @@ def translation(found: re.Match, address: str | None) -> str:
 
 def write_plain(page: Page, config: MkDocsConfig) -> None:
     """convert.md beside convert/: for those who read without a browser."""
-    language, _, name = page.file.src_uri.partition("/")
-    place = name if language == "zh" else page.file.src_uri
+    place = page.file.src_uri.removeprefix("zh/")
     source = Path(page.file.abs_src_path).read_text(encoding="utf-8")
     target = Path(config.site_dir, place)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(plain(source, language, config.repo_url or ""), encoding="utf-8")
+    target.write_text(plain(source, page.file.src_uri, config.repo_url or ""), encoding="utf-8")
     about = page.meta.get("description", "")
     listed[place] = f"- [{page.title}]({config.site_url or ''}{place})" + f": {about}" * bool(about)
 

@@ -168,7 +168,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def tables(language: str, assume: Assumptions) -> str:
-    """Three tables, each behind its name, for `@table`."""
+    """Three tables, each behind its name, by which a page takes it."""
     words = {key: text[language] for key, text in WORDS.items()}
     head = [words["gpus"]]
     head += [f"{name} {words[way]}" for name in NETWORKS for way in ("ring", "tree")]

@@ -14,10 +14,7 @@ from pygments import lex
 from pygments.lexers import get_lexer_by_name
 from pygments.token import STANDARD_TYPES
 
-try:  # mkdocs shows its own exceptions as one line, any other as a traceback
-    from mkdocs.exceptions import BuildError
-except ImportError:
-    BuildError = Exception
+from .forms import SiteError
 
 ROOT = Path(__file__).resolve().parents[2]
 LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".yaml": "yaml"}  # others: text
@@ -26,10 +23,6 @@ PLAIN = {"", "n", "w", "esc", "x"}
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 Tokens = list[tuple[str, str]]  # of one line: CSS class and text
-
-
-class SiteError(BuildError):
-    """What a page asks for is not there: the build must end."""
 
 
 def coloured(text: str, language: str) -> list[Tokens]:

@@ -21,6 +21,7 @@ import faults
 CASES = ROOT / "docs/examples/cases"
 VERDICTS = ROOT / "docs/assets/results/doctor/verdicts.json"
 COMPARISON = ROOT / "docs/assets/results/cases/comparison.json"
+HOST = "https://repository/"  # of links to files of the repository; codealong.py puts its address
 BRANCHES = re.compile(r"^( *)if MENDED:\n((?:\1 .*\n|\n)+)(?:\1else:\n((?:\1 .*\n|\n)+))?", re.M)
 
 
@@ -70,7 +71,7 @@ def of_case(case: Case) -> list[str]:
     lines = difflib.unified_diff(case.branch(False), case.branch(True), n=2, lineterm="")
     changes = [line for line in list(lines)[2:] if not line.startswith("@@")]
     name = case.path.name
-    source = f"[{name}](https://repository/docs/examples/cases/{name})"
+    source = f"[{name}]({HOST}docs/examples/cases/{name})"
     links = f"[{case.project} {case.report}]({case.url}), {case.date} · {source}"
     return [links, "", "```diff", *changes, "```", ""]
 
@@ -82,11 +83,17 @@ def of_fault(name: str) -> list[str]:
     return ["```diff", *(line for line in changes if line[0] in "+-"), "```", ""]
 
 
-def verdict(name: str, language: str) -> list[str]:
-    """A fault or a case, and what the doctor said, as Markdown."""
+def source_of(name: str) -> str:
+    """The file of a case or a fault."""
     case = CASES / f"{name}.py"
     if not case.is_file() and name not in faults.FAULTS:
         raise SiteError(f"{name} is no case, and no fault")
+    return str((case if case.is_file() else Path(faults.__file__)).relative_to(ROOT))
+
+
+def verdict(name: str, language: str) -> list[str]:
+    """A fault or a case, and what the doctor said, as Markdown."""
+    case = CASES / f"{name}.py"
     report = Report(language)
     for row in json.loads(VERDICTS.read_text(encoding="utf-8"))[name]:
         report.find(row["name"], row["at"], mild=row["mild"], **row["values"])

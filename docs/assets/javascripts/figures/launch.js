@@ -36,8 +36,11 @@
   }
 
   function draw(result, state, words) {
+    // A line breaks before a flag or a word and between hosts, not inside them.
+    const broken = (line) => line.replace(/(-[^ ]+ (?!-))?[^ ,]+[ ,]?/g, "<span>$&</span><wbr>");
     const rows = Object.entries(lines(state, result)).map(
-      ([name, line]) => `<dt>${name}</dt><dd><code>${line}</code></dd>`,
+      ([name, line]) =>
+        `<dt>${name}<button type="button" data-clipboard-text="${line}" aria-label="${words.copy} ${name}">${words.copy}</button></dt><dd><code>${broken(line)}</code></dd>`,
     );
     const values = { ...result, steps: result.steps.toLocaleString("en") };
     for (const name of ["ours", "linear", "flag", "gigabytes"])
@@ -49,6 +52,7 @@
     return {
       picture: `<dl class="fig-lines">${rows.join("\n")}</dl>`,
       sentence: sentences.join(" "),
+      short: sentences[0],
     };
   }
 
@@ -68,6 +72,7 @@
     words: {
       en: {
         title: "What do I type?",
+        copy: "copy",
         fields: {
           gpus: "GPUs per machine",
           machines: "machines",
@@ -85,6 +90,7 @@
       },
       zh: {
         title: "命令怎么写？",
+        copy: "复制",
         fields: {
           gpus: "每台机器的显卡数",
           machines: "机器数",

@@ -1,6 +1,6 @@
 // Does communication hide? The timeline of a step, by the formulas of tools/site/scaling_model.py.
 (() => {
-  const { figures, range, fill, rounded } = globalThis.cookbook;
+  const { figures, range, fill, rounded, plain } = globalThis.cookbook;
   const [LATENCY, LEAST, MIB] = [3.4e-6, 0.015, 2 ** 20];
 
   // All reduce of so many bytes, in seconds: NCCL takes the ring or the tree, as it expects.
@@ -25,7 +25,8 @@
   }
 
   // Seconds: of a micro-batch, of each bucket's all-reduce, and of the step. The rate of another
-  // model than ResNet-50 follows from its operations; `own` has a hundred equal layers.
+  // model than ResNet-50 follows from its operations; `own` has a hundred equal layers. hidden is the
+  // share of the all-reduces' time that lies beside backward.
   function compute(state) {
     const { model, images, gpus, bandwidth, bf16, accumulate, bucket } = state;
     const { models } = figures.overlap.data;
@@ -47,53 +48,94 @@
       return { bytes, ready, begin, end };
     });
     const step = Math.max(total, end);
-    return { micro, forward, total, buckets, step, efficiency: total / step };
+    const sum = (times) => times.reduce((one, other) => one + other, 0);
+    const sent = sum(buckets.map(({ begin, end: done }) => done - begin));
+    const beside = sum(
+      buckets.map(({ begin, end: done }) => Math.min(done, total) - Math.min(begin, total)),
+    );
+    const hidden = sent ? beside / sent : 1;
+    return { micro, forward, total, buckets, step, efficiency: total / step, hidden };
+  }
+
+  // One scale for all that takes up to half a second: a row is 50 ms, and a longer step has more rows.
+  // Beyond that a row is 500 ms, 5 s and so on.
+  function scale(step) {
+    let row = 0.05;
+    while (step > 10 * row) row *= 10;
+    return { row, rows: Math.max(1, Math.ceil(step / row - 1e-9)) };
   }
 
   function draw(result, state, words) {
     const { micro, forward, total, buckets, step } = result;
-    const [left, width] = [2, 420];
-    const at = (seconds) => Number((left + (width * seconds) / step).toFixed(1));
-    const bar = (from, to, y, kind) => {
-      const place = `x="${at(from)}" y="${y}" width="${(at(to) - at(from)).toFixed(1)}"`;
-      return `<rect class="fig-${kind}" ${place} height="26"/>`;
-    };
+    const { row, rows } = scale(step);
+    const [left, top, width, high, apart] = [46, 24, 376, 15, 38];
     const parts = [];
+    const label = (text, x, y, more = "") =>
+      parts.push(`<text x="${x}" y="${y}"${more}>${text}</text>`);
+    const round = (number) => Number(number.toFixed(1));
+    // A piece of time, cut where a row ends.
+    function bar(from, to, line, kind) {
+      for (let index = Math.floor(from / row + 1e-9); index * row < to - 1e-9; index++) {
+        const begin = Math.max(from - index * row, 0) / row;
+        const length = Math.min(to - index * row, row) / row - begin;
+        const y = top + index * apart + line * high;
+        const place = `x="${round(left + width * begin)}" y="${y}" width="${round(width * length)}"`;
+        parts.push(`<rect class="fig-${kind}" ${place} height="${high}"/>`);
+      }
+    }
+
+    for (const part of range(6)) {
+      const x = left + (width * part) / 5;
+      const milliseconds = rounded(200 * row * part);
+      parts.push(`<path class="fig-frame" d="M${x} ${top - 4}V${top + rows * apart - 4}"/>`);
+      if (part < 5) label(milliseconds, x, top - 8, ' text-anchor="middle"');
+      else label(`${milliseconds} ms`, 440, top - 8, ' text-anchor="end"');
+    }
+    for (const index of range(rows)) {
+      const y = top + index * apart + high - 2;
+      label(index ? rounded(1000 * row * index, 4) : words.gpu, left - 6, y, ' text-anchor="end"');
+    }
+    label(words.network, left - 6, top + 2 * high - 1, ' text-anchor="end"');
+
     for (const index of range(state.accumulate)) {
       const start = index * micro;
-      parts.push(bar(start, start + forward, 24, "forward"));
-      if (index < state.accumulate - 1)
-        parts.push(bar(start + forward, start + micro, 24, "backward"));
+      bar(start, start + forward, 0, "forward");
+      if (index < state.accumulate - 1) bar(start + forward, start + micro, 0, "backward");
     }
     let begin = total - micro + forward;
     for (const { ready, begin: sent, end } of buckets) {
-      parts.push(bar(begin, ready, 24, "backward"), bar(sent, end, 78, "sent"));
+      bar(begin, ready, 0, "backward");
+      bar(sent, end, 1, "sent");
       begin = ready;
     }
-    parts.push(`<rect class="fig-optimizer" x="${at(step)}" y="24" width="10" height="80"/>`);
-    if (step > total) parts.push(`<path class="fig-arrived" d="M${at(total)} 54H${at(step)}"/>`);
+    if (step > total) bar(total, step, 0, "waiting");
 
-    const legend = ["forward", "backward", "sent", "waiting", "optimizer"].map((kind, index) => {
-      const [x, y] = [left + (index % 3) * 140, 122 + 22 * Math.floor(index / 3)];
-      const sign = `<rect class="fig-${kind}" x="${x}" y="${y}" width="14" height="14"/>`;
-      return `${sign}<text x="${x + 18}" y="${y + 12}">${words[kind]}</text>`;
-    });
-    const heads = `<text x="${left}" y="16">${words.gpu}</text><text x="${left}" y="70">${words.network}</text>`;
     const values = {
       milliseconds: rounded(1000 * step),
       efficiency: (100 * result.efficiency).toFixed(1),
+      hidden: (100 * result.hidden).toFixed(0),
       waiting: rounded(1000 * (step - total)),
       rate: rounded((state.gpus * state.images * state.accumulate) / step),
       count: buckets.length,
     };
+    const end = round(left + width * (step / row - rows + 1));
+    const last = top + (rows - 1) * apart;
+    parts.push(`<path class="fig-optimizer" d="M${end} ${last - 2}V${last + 2 * high + 5}"/>`);
+    const side = end > left + width / 2 ? ' text-anchor="end"' : "";
+    label(fill(words.step, values), end, last + 2 * high + 18, side);
+
+    const legend = ["forward", "backward", "sent", "waiting", "optimizer"].map((kind) => {
+      const sign = `<svg viewBox="0 0 12 12"><rect class="fig-${kind}" width="12" height="12"/></svg>`;
+      return `<span>${sign}${words[kind]}</span>`;
+    });
     let kind = step > total * 1.001 ? "waits" : "hides";
     if (state.gpus === 1) kind = "alone";
-    const sentence = fill(words[kind], values);
-    const label = sentence.replace(/<[^>]*>/g, "");
-    const drawn = [heads, ...parts, ...legend].join("");
+    const short = fill(words[kind], values);
+    const size = `viewBox="0 0 440 ${top + rows * apart + 14}"`;
     return {
-      picture: `<svg viewBox="0 0 440 162" role="img" aria-label="${label}">${drawn}</svg>`,
-      sentence,
+      picture: `<svg ${size} role="img" aria-label="${plain(short)}">${parts.join("")}</svg><p class="fig-legend" aria-hidden="true">${legend.join(" ")}</p>`,
+      sentence: `${short} ${fill(words.speed, values)}`,
+      short,
     };
   }
 
@@ -107,9 +149,17 @@
       { name: "accumulate", min: 1, max: 16, value: 1 },
       { name: "bf16", value: false },
       { name: "rate", min: 1, max: 1e6, value: 2500, typed: true, any: true },
-      { name: "parameters", min: 0.1, max: 1e5, value: 100, typed: true, any: true },
+      {
+        name: "parameters",
+        min: 0.1,
+        max: 1e5,
+        value: 100,
+        typed: true,
+        any: true,
+        when: ({ model }) => model === "own",
+      },
     ],
-    presets: { start: {} },
+    presets: { start: {}, hidden: { bandwidth: "10" } },
     compute,
     draw,
     words: {
@@ -123,8 +173,8 @@
           bucket: "<code>bucket_cap_mb</code>",
           accumulate: "micro-batches (accumulation)",
           bf16: "bf16 gradients",
-          rate: "images/s of a GPU alone (ResNet-50, or own model)",
-          parameters: "own model: million parameters",
+          rate: "images/s of one GPU (ResNet-50 or own)",
+          parameters: "million parameters",
         },
         options: {
           resnet18: "ResNet-18",
@@ -139,15 +189,15 @@
         sent: "all-reduce",
         waiting: "GPU waits",
         optimizer: "optimizer (takes no time here)",
-        alone:
-          "One GPU has nothing to send: <b>{milliseconds} ms</b> a step, efficiency <b>{efficiency} %</b>, {rate} images/s.",
-        hides:
-          "All {count} all-reduces hide behind backward: <b>{milliseconds} ms</b> a step, efficiency <b>{efficiency} %</b>, {rate} images/s.",
+        step: "one step: {milliseconds} ms",
+        alone: "One GPU has nothing to send: <b>{milliseconds} ms</b> a step.",
+        hides: "All-reduce hides behind backward: <b>{milliseconds} ms</b> a step.",
         waits:
-          "<b>{milliseconds} ms</b> a step, of which the GPU waits <b>{waiting} ms</b> for the link: efficiency <b>{efficiency} %</b>, {rate} images/s, {count} all-reduces.",
+          "<b>{milliseconds} ms</b> a step, of which the GPU waits <b>{waiting} ms</b> for the link; <b>{hidden} %</b> of the all-reduce time hides behind backward.",
+        speed: "Efficiency <b>{efficiency} %</b>, {rate} images/s; {count} buckets.",
       },
       zh: {
-        title: "通信藏得住吗？",
+        title: "通信能被掩盖吗？",
         fields: {
           model: "模型",
           images: "每张卡的图片数",
@@ -157,7 +207,7 @@
           accumulate: "梯度累积次数",
           bf16: "梯度用 bf16",
           rate: "单卡每秒图片数（ResNet-50 或自己的模型）",
-          parameters: "自己的模型：参数量（百万）",
+          parameters: "参数量（百万）",
         },
         options: {
           resnet18: "ResNet-18",
@@ -172,12 +222,12 @@
         sent: "all-reduce",
         waiting: "显卡等网络",
         optimizer: "优化器（这里不计时间）",
-        alone:
-          "单卡不需要通信：每步 <b>{milliseconds} 毫秒</b>，效率 <b>{efficiency} %</b>，每秒 {rate} 张图片。",
-        hides:
-          "{count} 次 all-reduce 全部藏在反向里：每步 <b>{milliseconds} 毫秒</b>，效率 <b>{efficiency} %</b>，每秒 {rate} 张图片。",
+        step: "一步：{milliseconds} 毫秒",
+        alone: "单卡不需要通信：每步 <b>{milliseconds} 毫秒</b>。",
+        hides: "all-reduce 全部被反向掩盖：每步 <b>{milliseconds} 毫秒</b>。",
         waits:
-          "每步 <b>{milliseconds} 毫秒</b>，其中显卡等网络 <b>{waiting} 毫秒</b>：效率 <b>{efficiency} %</b>，每秒 {rate} 张图片，{count} 次 all-reduce。",
+          "每步 <b>{milliseconds} 毫秒</b>，其中显卡等网络 <b>{waiting} 毫秒</b>；all-reduce 的时间有 <b>{hidden}%</b> 被反向掩盖。",
+        speed: "效率 <b>{efficiency}%</b>，每秒 {rate} 张图片，{count} 个桶。",
       },
     },
   };

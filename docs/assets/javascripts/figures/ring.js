@@ -36,40 +36,41 @@
     };
   }
 
-  const COLOURS = [
-    "#3f8fd2",
-    "#2f9e6e",
-    "#d2603f",
-    "#b08a2e",
-    "#8a63c9",
-    "#c9569b",
-    "#5aa9a9",
-    "#8a8a3f",
-  ];
-
   function draw(result, { ranks, step, megabytes, bandwidth }, words) {
-    const [width, height, top] = [424 / ranks, 22, 24];
-    const parts = [];
+    // A column for each rank, a row for each chunk. The picture is as high for 2 ranks as for 8.
+    const [left, top, bottom, columns] = [74, 26, 250, 364];
+    const [across, down] = [columns / ranks, Math.min(56, (bottom - top) / ranks)];
+    const [width, height] = [across - 14, down - 6];
+    const x = (rank) => left + rank * across;
+    const y = (chunk) => top + chunk * down;
+    const long = ranks < 7; // there is room on a phone, too
+    const parts = long ? [] : [`<text x="0" y="15.5">rank</text>`];
     result.holds.forEach((chunks, rank) => {
-      const x = 14 + rank * width;
-      const middle = x + (width - 12) / 2;
-      parts.push(`<text x="${middle}" y="16" text-anchor="middle">rank ${rank}</text>`);
+      const head = `x="${x(rank) - 6}" y="2" width="${across - 2}" height="18" rx="3"`;
+      parts.push(
+        `<rect class="fig-rank${rank}" ${head}/><text class="fig-on" x="${x(rank) + width / 2}" y="15.5" text-anchor="middle">${long ? `rank ${rank}` : rank}</text>`,
+      );
       chunks.forEach((owners, chunk) => {
-        const y = top + chunk * (height + 6);
-        const slice = (width - 12) / ranks;
+        const slice = width / ranks;
         for (const owner of owners) {
-          const place = `x="${x + owner * slice}" y="${y}" width="${slice}" height="${height}"`;
-          parts.push(`<rect ${place} fill="${COLOURS[owner]}"/>`);
+          const place = `x="${x(rank) + owner * slice}" y="${y(chunk)}" width="${slice}"`;
+          parts.push(`<rect class="fig-rank${owner}" ${place} height="${height}"/>`);
         }
         const frame = result.arrived[rank] === chunk ? "fig-arrived" : "fig-frame";
-        const box = `x="${x}" y="${y}" width="${width - 12}" height="${height}"`;
+        const box = `x="${x(rank)}" y="${y(chunk)}" width="${width}" height="${height}"`;
         parts.push(`<rect class="${frame}" ${box}/>`);
-        if (frame === "fig-arrived") {
-          const arrow = `M${x - 12} ${y + height / 2}h10m-5 -4l5 4l-5 4`;
-          parts.push(`<path class="fig-arrived" d="${arrow}"/>`);
-        }
+        if (frame === "fig-frame") return;
+        const middle = y(chunk) + height / 2;
+        // Into rank 0 from the last rank, around the others.
+        const back = `M${x(ranks) - 13} ${middle}h7V${y(ranks) + 4}H${left - 12}V${middle}h10`;
+        const way = rank === 0 ? back : `M${x(rank) - 13} ${middle}h11`;
+        parts.push(`<path class="fig-arrow" d="${way}m-4 -3l4 3l-4 3"/>`);
       });
     });
+    for (const chunk of range(ranks)) {
+      const place = `x="0" y="${y(chunk) + height / 2 + 4}"`;
+      parts.push(`<text ${place}>${fill(words.chunk, { chunk })}</text>`);
+    }
 
     const values = { step, steps: result.steps, now: rounded(result.now), megabytes, bandwidth };
     for (const way of ["ring", "all", "server"]) {
@@ -79,24 +80,29 @@
     let phase = "begin";
     if (step > 0) phase = step < ranks ? "reduce" : "gather";
     if (step === result.steps) phase = "end";
-    const size = `viewBox="0 0 440 ${top + ranks * (height + 6)}"`;
+    const short = fill(words[phase], values);
     return {
-      picture: `<svg ${size} role="img" aria-label="${fill(words[phase], values)}">${parts.join("")}</svg>`,
-      sentence: `${fill(words[phase], values)} ${fill(words.cost, values)}`,
+      picture: `<svg viewBox="0 0 440 260" role="img" aria-label="${short}">${parts.join("")}</svg>`,
+      sentence: `${short} ${fill(words.cost, values)}`,
+      short,
     };
   }
 
   figures.ring = {
     fields: [
       { name: "ranks", min: 2, max: 8, value: 4 },
-      { name: "step", min: 0, max: 14, value: 2, buttons: true },
+      {
+        name: "step",
+        min: 0,
+        max: 14,
+        value: 2,
+        buttons: true,
+        limit: ({ ranks }) => 2 * (ranks - 1),
+      },
       { name: "megabytes", min: 1, max: 100000, value: 102, typed: true, any: true },
       { name: "bandwidth", min: 0.1, max: 1000, value: 25, typed: true, any: true },
     ],
     presets: { start: {} },
-    limit(state) {
-      state.step = Math.min(state.step, 2 * (state.ranks - 1));
-    },
     compute,
     draw,
     words: {
@@ -108,6 +114,7 @@
           megabytes: "megabytes to add up",
           bandwidth: "GB/s of a link",
         },
+        chunk: "chunk {chunk}",
         begin:
           "Each rank has its own values, in as many chunks as there are ranks (a colour for each rank).",
         reduce:
@@ -125,6 +132,7 @@
           megabytes: "要求和的数据（MB）",
           bandwidth: "每条链路的带宽（GB/s）",
         },
+        chunk: "第 {chunk} 段",
         begin: "开始时每个 rank 只有自己的数据，有几个 rank 就切成几段（每个 rank 一种颜色）。",
         reduce:
           "共 {steps} 步，第 {step} 步，reduce-scatter：收到的一段（箭头）累加到本地对应的一段，颜色表示其中有哪些 rank 的数据。",

@@ -1,8 +1,9 @@
 // What the figures share: fields, their state in the address, and how a still picture comes to life.
 //
 // A figure is {fields, presets, words, compute, draw}. compute(state) needs no page; draw(result,
-// state, words) gives {picture, sentence} as HTML. The page is built with what html() returned for
-// a preset (tools/site/stills.py wrote it down), so nothing moves when a figure starts.
+// state, words) gives as HTML the picture, the sentence below it, and in `short` what a screen reader
+// says. The page is built with what html() returned for a preset (tools/site/stills.py wrote it
+// down), so nothing moves when a figure starts.
 (() => {
   const figures = {};
 
@@ -14,11 +15,15 @@
   const WORDS = {
     en: {
       link: "Link to this setting",
+      play: "▶ Play",
+      stop: "■ Stop",
       changed: "{name}: {given} is not possible, {used} is shown ({allowed}).",
       unknown: "There is no {name} here.",
     },
     zh: {
       link: "当前设置的链接",
+      play: "▶ 播放",
+      stop: "■ 停止",
       changed: "{name} 不能是 {given}，这里按 {used} 显示（{allowed}）。",
       unknown: "这里没有 {name} 这一项。",
     },
@@ -45,33 +50,36 @@
       const same = options || !Number.isFinite(Number(text)) ? text : String(Number(text));
       if (!known.includes(same)) changes.push({ field, given: text });
     }
+    for (const { name, limit } of fields)
+      if (limit) state[name] = Math.min(state[name], limit(state));
     return { state, changes };
   }
 
-  function control(field, value, words) {
-    const { name, options, min, max, any } = field;
-    const label = words.fields[name];
+  const plain = (html) => html.replace(/<[^>]*>/g, "");
+  const isIdle = ({ when }, state) => when !== undefined && !when(state);
+
+  function control(field, state, words, { play }) {
+    const { name, options, max, any } = field;
+    const value = state[name];
+    const hidden = isIdle(field, state) ? " hidden" : "";
+    const label = (input) => `<label${hidden}><span>${words.fields[name]}</span>${input}</label>`;
     if (options) {
       const choices = options.map(
         (option) =>
           `<option value="${option}"${option === value ? " selected" : ""}>${words.options[option]}</option>`,
       );
-      return `<label>${label} <select name="${name}">${choices.join("")}</select></label>`;
+      return label(`<select name="${name}">${choices.join("")}</select>`);
     }
-    if (typeof value === "boolean") {
-      const checked = value ? " checked" : "";
-      return `<label><input type="checkbox" name="${name}"${checked}> ${label}</label>`;
-    }
-    const limits = `name="${name}" min="${min}" max="${max}" value="${value}"`;
-    if (field.typed) {
-      const step = any ? "any" : 1;
-      return `<label>${label} <input type="number" inputmode="decimal" step="${step}" ${limits}></label>`;
-    }
-    const slider = `${label} <output>${value}</output><input type="range" ${limits}>`;
-    if (!field.buttons) return `<label>${slider}</label>`;
-    const button = (step, sign) =>
-      `<button type="button" data-field="${name}" data-by="${step}" aria-label="${label} ${sign}1">${sign}</button>`;
-    return `<span class="fig-steps">${button(-1, "−")}<label>${slider}</label>${button(1, "+")}</span>`;
+    if (typeof value === "boolean")
+      return label(`<input type="checkbox" name="${name}"${value ? " checked" : ""}>`);
+    const limits = `name="${name}" min="${field.min}" max="${field.limit?.(state) ?? max}" value="${value}"`;
+    if (field.typed)
+      return label(`<input type="number" inputmode="decimal" step="${any ? "any" : 1}" ${limits}>`);
+    const slider = label(`<output>${value}</output><input type="range" ${limits}>`);
+    if (!field.buttons) return slider;
+    const button = (by, sign) =>
+      `<button type="button" data-by="${by}" aria-label="${words.fields[name]} ${sign}1">${sign}</button>`;
+    return `<div class="fig-steps" data-steps="${name}">${slider}${button(-1, "−")}${button(1, "+")}<button type="button" class="fig-play">${play}</button></div>`;
   }
 
   const address = (name, state) => `#fig-${name}?${new URLSearchParams(state)}`;
@@ -80,22 +88,29 @@
   // What a change may change; the controls stay, and with them the focus.
   function parts(name, state, language) {
     const figure = figures[name];
-    const words = figure.words[language];
-    return figure.draw(figure.compute(state), state, words);
+    const drawn = figure.draw(figure.compute(state), state, figure.words[language]);
+    drawn.sentence = drawn.sentence
+      .replaceAll("。 ", "。")
+      .replace(/(\d) (%|[mM]?s\b|[MG]B|毫秒|步|张)/g, "$1\u00a0$2"); // stay in one line
+    return drawn;
   }
 
   function html(name, preset, language) {
     const { fields, presets, words } = figures[name];
     const { state } = fit(fields, presets[preset]);
     const { picture, sentence } = parts(name, state, language);
-    const controls = fields.map((field) => control(field, state[field.name], words[language]));
+    const own = words[language];
     return [
-      `<form class="fig-controls" data-search-exclude aria-label="${words[language].title}">`,
-      ...controls,
+      `<figcaption>${own.title}</figcaption>`,
+      '<div class="fig-body">',
+      `<form class="fig-controls" data-search-exclude aria-label="${own.title}">`,
+      ...fields.map((field) => control(field, state, own, WORDS[language])),
       "</form>",
       `<section class="fig-picture" data-search-exclude>${picture}</section>`,
-      `<p class="fig-sentence" role="status">${sentence}</p>`,
+      `<p class="fig-sentence">${sentence}</p>`,
       `<p class="fig-foot" data-search-exclude><a href="${escaped(address(name, state))}">${WORDS[language].link}</a></p>`,
+      "</div>",
+      '<p class="fig-status" role="status"></p>',
     ].join("\n");
   }
 
@@ -108,10 +123,10 @@
     const data = element.querySelector("script");
     if (data) figure.data = { models: JSON.parse(data.textContent) };
 
-    function show(given) {
+    // Draws what is nearest to the given texts and gives the short sentence. Typing is not corrected.
+    function show(given, typing) {
       const { state, changes } = fit(figure.fields, given);
-      figure.limit?.(state);
-      const { picture, sentence } = parts(name, state, language);
+      const { picture, sentence, short } = parts(name, state, language);
       const notes = changes.map(({ field, given: text }) => {
         const { name: key, min, max, options = ["true", "false"] } = field;
         const allowed = max === undefined ? options.join(", ") : `${min}–${max}`;
@@ -123,56 +138,91 @@
         notes.push(fill(WORDS[language].unknown, { name: escaped(key) }));
       }
       element.querySelector(".fig-picture").innerHTML = picture;
-      element.querySelector(".fig-sentence").innerHTML = [...notes, sentence].join(" ");
+      element.querySelector(".fig-sentence").innerHTML = [...notes, sentence].join(
+        language === "zh" ? "" : " ",
+      );
       element.querySelector(".fig-foot a").href = address(name, state);
-      return state;
+      for (const field of figure.fields) {
+        const input = form.elements[field.name];
+        const value = state[field.name];
+        const label = input.closest("label");
+        label.hidden = isIdle(field, state);
+        if (field.limit) input.max = field.limit(state);
+        if (typeof value === "boolean") input.checked = value;
+        else if (input !== typing) input.value = value;
+        const output = label.querySelector("output");
+        if (output) output.textContent = value;
+      }
+      return plain([...notes, short].join(" "));
     }
 
     const read = () =>
       Object.fromEntries(
-        figure.fields.map(({ name, value }) => {
-          const input = form.elements[name];
-          return [name, typeof value === "boolean" ? String(input.checked) : input.value];
+        figure.fields.map(({ name: key, value }) => {
+          const input = form.elements[key];
+          return [key, typeof value === "boolean" ? String(input.checked) : input.value];
         }),
       );
 
-    function write(state, typing) {
-      for (const { name, value } of figure.fields) {
-        const input = form.elements[name];
-        if (typeof value === "boolean") input.checked = state[name];
-        else if (input !== typing) input.value = state[name];
-        const output = input.parentElement.querySelector("output");
-        if (output) output.textContent = state[name];
-      }
+    // A screen reader hears where a slider has come to rest, and not each of its steps.
+    let saying;
+    function say(short) {
+      clearTimeout(saying);
+      saying = setTimeout(() => {
+        element.querySelector(".fig-status").textContent = short;
+      }, 500);
     }
 
     function change(event) {
-      write(show(read()), event.type === "input" ? event.target : null); // typing is not corrected
+      play(false);
+      say(show(read(), event.type === "input" ? event.target : null));
+    }
+
+    const steps = element.querySelector("[data-steps]");
+    const counter = steps?.querySelector("input");
+    let playing;
+    function play(on) {
+      if (!steps) return;
+      clearInterval(playing);
+      playing = on ? setInterval(step, 900, 1) : undefined;
+      steps.querySelector(".fig-play").textContent = WORDS[language][on ? "stop" : "play"];
+    }
+
+    function step(by) {
+      counter.value = Number(counter.value) + by;
+      say(show(read(), null));
+      if (counter.value === counter.max) play(false);
+    }
+
+    function press({ target }) {
+      if (target.dataset.by) {
+        play(false);
+        step(Number(target.dataset.by));
+      } else if (target.classList.contains("fig-play")) {
+        const on = playing === undefined;
+        play(on);
+        if (on) step(counter.value === counter.max ? -counter.max : 1);
+      }
     }
 
     function go() {
       const [, wanted, query] = /^#fig-(\w+)\?(.*)$/.exec(location.hash) ?? [];
       if (wanted !== name) return;
       form.reset(); // what the address leaves out is as in the still picture
-      write(show({ ...read(), ...Object.fromEntries(new URLSearchParams(query)) }), null);
+      say(show({ ...read(), ...Object.fromEntries(new URLSearchParams(query)) }, null));
       element.scrollIntoView();
     }
 
     form.addEventListener("input", change);
     form.addEventListener("change", change);
     form.addEventListener("submit", (event) => event.preventDefault());
-    form.addEventListener("click", (event) => {
-      const { field, by } = event.target.dataset;
-      if (!field) return;
-      form.elements[field].value = Number(form.elements[field].value) + Number(by);
-      change(event);
-    });
+    form.addEventListener("click", press);
     globalThis.addEventListener("hashchange", go);
-    write(show(read()), null); // as the browser has kept the fields
+    show(read(), null); // as the browser has kept the fields
     go();
   }
 
-  globalThis.cookbook = { figures, fit, html, range, fill, rounded };
+  globalThis.cookbook = { figures, fit, html, range, fill, rounded, plain };
   document.addEventListener("DOMContentLoaded", () => {
     document.querySelectorAll("[data-figure]").forEach(start);
   });

@@ -1,6 +1,6 @@
 // Who gets which image? The shares of DistributedSampler, of our chapters' evaluation, of nobody.
 (() => {
-  const { figures, range, fill } = globalThis.cookbook;
+  const { figures, range, fill, plain } = globalThis.cookbook;
 
   // torch's random numbers on CPUs after manual_seed: MT19937 (Matsumoto and Nishimura 1998).
   function* mt19937(seed) {
@@ -74,16 +74,18 @@
 
   function draw(result, state, words) {
     const { batches, count, never } = result;
-    const cell = (image) => {
-      const kinds = [count[image] > 1 ? "fig-twice" : "", isRight(image) ? "" : "fig-wrong"];
-      return `<i class="${kinds.join(" ").trim()}">${image}</i>`;
-    };
-    const row = (head, steps) => {
+    const row = (head, steps, kind) => {
+      const cell = (image) => {
+        const kinds = [kind];
+        if (count[image] > 1) kinds.push("fig-twice");
+        if (!isRight(image)) kinds.push("fig-wrong");
+        return `<i class="${kinds.join(" ")}">${image}</i>`;
+      };
       const cells = steps.map((some) => `<span>${some.map(cell).join("")}</span>`);
-      return `<div><b>${head}</b><div>${cells.join("")}</div></div>`;
+      return `<div><b class="${kind}">${head}</b><div>${cells.join("") || words.nothing}</div></div>`;
     };
-    const rows = batches.map((own, rank) => row(`rank ${rank}`, own));
-    if (never.length) rows.push(`<div class="fig-never">${row(words.never, [never])}</div>`);
+    const rows = batches.map((own, rank) => row(`rank ${rank}`, own, `fig-rank${rank}`));
+    if (never.length) rows.push(row(words.never, [never], "fig-never"));
 
     const values = { ...result, missing: never.length };
     values.reported = result.reported.toFixed(1);
@@ -92,10 +94,11 @@
     if (result.steps !== result.fewest) sentences.push(fill(words.uneven, values));
     if (Number.isFinite(result.reported)) sentences.push(fill(words.accuracy, values));
     if (state.way === "sampler" && !state.setEpoch && state.epoch > 0) sentences.push(words.same);
-    const label = sentences[0].replace(/<[^>]*>/g, "");
+    const label = plain(sentences[0]);
     return {
       picture: `<div class="fig-shares" role="img" aria-label="${label}">${rows.join("\n")}</div>`,
       sentence: sentences.join(" "),
+      short: sentences[0],
     };
   }
 
@@ -106,8 +109,14 @@
       { name: "batch", min: 1, max: 8, value: 2 },
       { name: "way", options: ["sampler", "unshuffled", "exact", "none"], value: "sampler" },
       { name: "drop", value: false },
-      { name: "setEpoch", value: true },
-      { name: "epoch", min: 0, max: 9, value: 0 },
+      { name: "setEpoch", value: true, when: ({ way }) => way === "sampler" },
+      {
+        name: "epoch",
+        min: 0,
+        max: 9,
+        value: 0,
+        when: ({ way }) => ["sampler", "none"].includes(way),
+      },
     ],
     presets: {
       training: { drop: "true" },
@@ -123,7 +132,7 @@
           images: "images",
           ranks: "ranks",
           batch: "batch per rank",
-          way: "share",
+          way: "who chooses",
           drop: "<code>drop_last</code>",
           setEpoch: "<code>set_epoch</code>",
           epoch: "epoch",
@@ -135,8 +144,9 @@
           none: "no sampler",
         },
         never: "never",
+        nothing: "no full batch",
         count:
-          "Steps: <b>{steps}</b> (the groups in a row). Images that are seen more than once (red): <b>{twice}</b>; never: <b>{missing}</b>.",
+          "Steps: <b>{steps}</b> (the groups in a row). Images that are seen more than once (framed): <b>{twice}</b>; never: <b>{missing}</b>.",
         uneven:
           "Some rank has only {fewest}: fine in our evaluation, but in training the others would wait for it for ever.",
         accuracy:
@@ -149,7 +159,7 @@
           images: "图片数",
           ranks: "rank 数",
           batch: "每个 rank 的 batch",
-          way: "分法",
+          way: "谁来分",
           drop: "<code>drop_last</code>",
           setEpoch: "<code>set_epoch</code>",
           epoch: "第几个 epoch",
@@ -160,12 +170,13 @@
           exact: "不重不漏（各章的评估）",
           none: "不用 sampler",
         },
-        never: "没有用到",
+        never: "没用到",
+        nothing: "凑不满一个 batch",
         count:
-          "共 <b>{steps} 步</b>（一行里每组是一步）。重复用到的图片（红色）：<b>{twice}</b> 张；一次也没用到的：<b>{missing}</b> 张。",
+          "共 <b>{steps} 步</b>（一行里每组是一步）。重复用到的图片（加框）：<b>{twice}</b> 张；一次也没用到的：<b>{missing}</b> 张。",
         uneven: "有的 rank 只有 {fewest} 步：我们的评估不受影响，但训练时其他 rank 会一直等它。",
         accuracy:
-          "如果这是评估（带下划线的图片猜错了），算出的准确率是 <b>{reported} %</b>，真实值是 {right} %。",
+          "如果这是评估（带下划线的图片猜错了），算出的准确率是 <b>{reported}%</b>，真实值是 {right}%。",
         same: "没有调用 <code>set_epoch</code>，所以和第 0 个 epoch 的顺序一样。",
       },
     },
