@@ -7,7 +7,8 @@ VENV ?= .venv
 XDIST := $(shell command -v nvidia-smi >/dev/null || printf '%s' "-n $$(($$(nproc) < 4 ? $$(nproc) + 1 : 4)) --dist loadgroup")
 RUN := $(VENV)/bin/python
 SKILL ?= skill/pytorch-multi-gpu
-MERMAID := docs/assets/javascripts/mermaid.min.js
+MERMAID := $(VENV)/mermaid.min.js
+AXE := $(VENV)/axe.min.js
 BIOME := $(VENV)/biome
 PREPARE := tests/support/prepare.sh 05_horovod/install.sh tools/mini_slurm.sh tools/apt_install.sh
 # Each step of the set-up says one line before it is silent for minutes, and nothing else. Its sizes
@@ -26,7 +27,7 @@ demo: $(VENV)/ready  ## train chapter 02 on two processes (or all GPUs) and draw
 gpu:  ## ten minutes on a GPU box: does everything work there, how fast? Installs nothing
 	$(if $(wildcard $(RUN)),$(RUN),$(PYTHON)) tools/gpu_check.py $(ARGS)
 
-test: $(VENV)/ready $(VENV)/ready-for-tests $(MERMAID) lint  ## every promise once: minutes
+test: $(VENV)/ready $(VENV)/ready-for-tests $(AXE) lint  ## every promise once: minutes
 	$(RUN) -m pytest -m "not proof" $(XDIST) $(ARGS)
 
 smoke: $(VENV)/ready $(VENV)/ready-for-smoke  ## every chapter once, on CPUs, one GPU or many
@@ -37,7 +38,7 @@ smoke-oldest:  ## the same on the oldest torch we support; or make smoke-nightly
 smoke-%: $(VENV)-%/ready-for-smoke
 	$(VENV)-$*/bin/python -m pytest -m smoke tests/chapters $(ARGS)
 
-proof: $(VENV)/ready $(VENV)/ready-for-tests $(MERMAID) smoke-oldest  ## hours: all combinations, then every protection broken
+proof: $(VENV)/ready $(VENV)/ready-for-tests $(AXE) smoke-oldest  ## hours: all combinations, then every protection broken
 	$(RUN) -m pytest $(XDIST) $(ARGS)
 
 faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, written to tests/FAULTS.md
@@ -64,13 +65,14 @@ skill: $(VENV)/ready  ## what an assistant needs to convert and check a script: 
 			> $(SKILL)/$$page.md || exit 1; done
 	$(MAKE) --no-print-directory doctor.pyz PYZ=$(SKILL)/doctor.pyz
 
-figures: $(VENV)/ready  ## the still pictures of the figures that move, after a change of their scripts
+figures: $(VENV)/ready $(MERMAID)  ## pictures of diagrams, and stills of the figures that move, after a change
+	$(RUN) -m tools.site.diagrams $(MERMAID)
 	$(RUN) -m tools.site.stills
 
-site: $(VENV)/ready $(MERMAID)  ## the documentation, into site/; a broken link or page ends it
+site: $(VENV)/ready  ## the documentation, into site/; a broken link or page ends it
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict  # with -q, --strict counts no warnings
 
-serve: $(VENV)/ready $(MERMAID)  ## the same at http://127.0.0.1:8000, built anew on every change
+serve: $(VENV)/ready  ## the same at http://127.0.0.1:8000, built anew on every change
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
 
 clean:  ## remove the environments, the demo's data, all runs and the built site
@@ -92,6 +94,12 @@ $(MERMAID): tools/site/fetch_npm.sh
 	@echo "fetching mermaid, which draws the diagrams: 18 MB to download, 4 MB on disk"
 	@bash tools/site/fetch_npm.sh mermaid 11.17.2 dist/mermaid.min.js \
 		581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390eb8 $@
+	@touch $@
+
+$(AXE): tools/site/fetch_npm.sh
+	@echo "fetching axe, which checks the site's contrast and names: 600 KB to download"
+	@bash tools/site/fetch_npm.sh axe-core 4.12.1 axe.min.js \
+		66a8aaa95a8b044a7fd74a5435873bf04ff65a1ca75567c921b7509742085a14 $@
 	@touch $@
 
 # For Linux; elsewhere: npx @biomejs/biome@2.6.8 check

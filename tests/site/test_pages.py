@@ -16,7 +16,7 @@ pytest.importorskip("pymdownx.blocks", reason="needs requirements-dev.txt")  # n
 yaml = pytest.importorskip("yaml", reason="needs requirements-dev.txt")
 cmarkgfm = pytest.importorskip("cmarkgfm", reason="needs requirements-dev.txt")
 
-from tools.site import check_twins, codealong  # noqa: E402
+from tools.site import check_twins, codealong, diagrams  # noqa: E402
 from tools.site.diffs import hunks, step_hunks  # noqa: E402
 from tools.site.source import SiteError, Source, read, translated  # noqa: E402
 
@@ -237,6 +237,23 @@ def test_steps_are_parts_of_the_diff() -> None:
     assert page.count("cd-del") == page.count("cd-add") == 1 and "第 2 步" in page
     with pytest.raises(SiteError, match="has the mark 'step 9'"):
         render(line.replace("step 2", "step 9"), page="zh/page.md")
+
+
+# --- diagrams -------------------------------------------------------------------------------------
+
+
+def test_diagrams_have_pictures() -> None:
+    """Each has one, with a name, and no other picture is kept. make figures makes it so."""
+    assert set(diagrams.FOLDER.iterdir()) == diagrams.all_wanted().keys()
+    for path in diagrams.FOLDER.iterdir():
+        assert re.search(r'^<svg [^>]*role="img".*?<title id="[^"]+">.+?</title>', path.read_text())
+
+
+def test_diagram_that_changed() -> None:
+    text = diagrams.FENCE.search((DOCS / "en/concepts.md").read_text())[2]
+    assert diagrams.fence(text, "", "", {}, None).count("<figure") == 2
+    with pytest.raises(SiteError, match="make figures"):
+        diagrams.fence(f"{text}    a --> b\n", "", "", {}, None)
 
 
 # --- both languages match -------------------------------------------------------------------------

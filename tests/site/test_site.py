@@ -18,8 +18,9 @@ from mkdocs.config import load_config
 from playwright.sync_api import Browser, Page
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
-from tools.site import shots
 from tools.site.codealong import FORMS
+from tools.site.source import SiteError
+from tools.site.theme import changed
 
 pytestmark = pytest.mark.xdist_group("site")
 
@@ -43,9 +44,18 @@ def test_every_page_is_built_in_both_languages(site: Path) -> None:
 def test_code_is_not_in_the_search_index(site: Path) -> None:
     """All chapters share most lines: prose would drown in them."""
     assert "mean_and_std" in (site / "chapters/02_distributed/index.html").read_text()
-    index = json.loads((site / "search/search_index.json").read_text())
-    assert len(index["docs"]) > len(NAMES)
-    assert not [d["location"] for d in index["docs"] if "mean_and_std" in d["text"]]
+    for language in ("zh", "en"):
+        docs = json.loads((site / f"search/{language}.json").read_text())["docs"]
+        assert len(docs) > len(NAMES)
+        assert {doc["location"].startswith("en/") for doc in docs} == {language == "en"}
+        assert not [doc["location"] for doc in docs if "mean_and_std" in doc["text"]]
+
+
+def test_a_theme_that_changed() -> None:
+    """What this site changes in the theme's scripts is not lost unseen."""
+    assert changed("a loop", {"loop": "lap"}, "worker.js") == "a lap"
+    with pytest.raises(SiteError, match=r"mkdocs-material 9\..+: worker.js has 'loop' 0 times"):
+        changed("a lap", {"loop": "lap"}, "worker.js")
 
 
 def test_plain_pages_are_whole(site: Path) -> None:
@@ -106,7 +116,6 @@ def test_pages_fit_on_all_screens(page: Page, address: str, names: list[str]) ->
     for name in names:
         page.set_viewport_size({"width": min(WIDTHS), "height": 844})
         page.goto(address + name)
-        shots.settle(page)
         wide += [(name, width) for width in WIDTHS if too_wide(page, width)]
     assert wide == []
 
@@ -135,14 +144,14 @@ def test_a_chapter(page: Page, address: str) -> None:
         return page.locator(f".walk-{part}").first.bounding_box()
 
     page.goto(address + WALKED)
-    shots.settle(page)
     assert box("code")["x"] >= box("text")["x"] + box("text")["width"]
     assert box("code")["y"] < box("text")["y"] + box("text")["height"]
     pairs = page.eval_on_selector_all(
         ".walk-code pre > code", "a => a.map(e => [e.scrollWidth, e.clientWidth])"
     )
     assert pairs and all(scroll <= client for scroll, client in pairs)
-    assert page.locator("div.mermaid").first.bounding_box()["height"] > 100
+    wide, narrow = (page.locator(f".diagram{kind}").first for kind in ("", ".narrow"))
+    assert wide.bounding_box()["height"] > 100 and not narrow.is_visible()
 
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     figure = page.locator(".walk-code figure.cb").first
@@ -154,13 +163,116 @@ def test_a_chapter(page: Page, address: str) -> None:
     assert copied == shown and {line.strip() for line in copied} <= {s.strip() for s in source}
 
     page.set_viewport_size({"width": 390, "height": 844})
+    assert narrow.is_visible() and not wide.is_visible()
     assert box("code")["x"] < box("text")["x"] + box("text")["width"]
     assert box("code")["y"] >= box("text")["y"] + box("text")["height"]
 
 
-@pytest.mark.parametrize("name", ["", WALKED])
+def test_a_line_that_is_distributed(site: Path) -> None:
+    """It has its mark, and each chapter's page says once what that means."""
+    for chapter in CHAPTERS:
+        html = (site / f"en/chapters/{chapter}/index.html").read_text()
+        assert html.count('class="legend"') == 1, chapter
+        lines = re.findall(r'<span class="ln([^"]*)" data-l="\d+">(.*)', html)
+        assert all("dist" in kind for kind, text in lines if "[dist]" in text)
+    assert 'class="legend"' not in (site / "en/convert/index.html").read_text()
+
+
+def test_copying_a_difference(page: Page, address: str) -> None:
+    """It gives the new code, without signs and without what was removed."""
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+
+    def copied(button: str) -> list[str]:
+        page.locator(f"{button}:visible").first.hover()
+        page.locator(f"{button} [data-md-type=copy]:visible").first.click()
+        return page.evaluate("navigator.clipboard.readText()").splitlines()
+
+    page.goto(f"{address}en/convert/")
+    new = (ROOT / "docs/examples/convert/multi.py").read_text().splitlines()
+    shown = copied("figure.cd")
+    assert len(shown) > 5 and set(shown) <= set(new)
+    page.goto(f"{address}en/compare/?from=02&to=03")
+    new = (ROOT / "03_multiprocessing/main.py").read_text().splitlines()
+    assert set(copied("figure.cd")) <= set(new)
+    page.goto(f"{address}en/cases/")
+    old = page.locator(".language-diff code").first.text_content().splitlines()
+    kept = [line[1:] for line in old if not line.startswith("-")]
+    assert copied(".language-diff") == kept and len(kept) < len(old)
+
+
+SQUEEZED = """() => [...document.querySelectorAll("article :is(td, .nb, h1, h2)")]
+    .filter((e) => e.matches(".nb") ? e.getClientRects().length > 1
+        : e.matches("td") ? e.textContent.length > 20 && e.clientWidth < 150
+        : [...e.childNodes].at(-1).getBoundingClientRect?.().width > 0)
+    .map((e) => e.textContent)"""
+COVERED = """() => [...document.querySelectorAll("pre > .md-code__nav")].filter((nav) => {
+    const parts = [nav, nav.parentElement.querySelector("code")];
+    const [a, b] = parts.map((part) => part.getBoundingClientRect());
+    return a.left < b.right - 1 && a.bottom > b.top + 1;
+}).length"""
+CUT = """() => [...document.querySelectorAll(".language-text code")]
+    .filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.textContent.slice(0, 40))"""
+
+
+def test_on_a_phone(page: Page, address: str) -> None:
+    """Rows of tables are cards, in which no word is torn; buttons lie beside the code; no line of a
+    heading is empty; what a program printed is seen whole."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    for name in ("concepts/", "en/launching/", "en/scaling/", "en/cases/"):
+        page.goto(address + name)
+        page.locator(".md-code__nav").first.wait_for(state="attached")
+        assert page.evaluate(SQUEEZED) == [], name
+        assert page.evaluate(COVERED) == 0, name
+        assert page.evaluate(CUT) == [], name
+    page.set_viewport_size({"width": 1440, "height": 900})
+    assert page.evaluate(CUT) == []
+
+
+def test_contents_of_a_long_page(page: Page, address: str) -> None:
+    """They stay in sight, and mark what is being read."""
+    page.goto(f"{address}en/{WALKED}#errors")
+    page.wait_for_function("document.querySelector('.toc [aria-current]')?.hash === '#errors'")
+    heading, contents = (page.locator(part).bounding_box() for part in ("#errors", ".toc"))
+    assert 0 < contents["y"] + contents["height"] <= heading["y"]
+
+
+AXE = Path(sys.prefix, "axe.min.js")
+SERIOUS = """async () => (await axe.run()).violations
+    .filter((found) => ["serious", "critical"].includes(found.impact))
+    .flatMap((found) => found.nodes.map((node) => `${found.id}: ${node.html.slice(0, 100)}`))"""
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(["en/convert/"], id="some"),
+        pytest.param(
+            ["", "en/", "chapters/02_distributed/", "convert/", "doctor/", "cases/", "concepts/",
+             "compare/"],
+            marks=pytest.mark.proof,
+            id="all",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_access(chromium: Browser, address: str, names: list[str], scheme: str) -> None:
+    """Contrast, and names for whatever is read aloud: no serious finding of axe-core."""
+    if not AXE.is_file():
+        pytest.skip("needs axe.min.js: make test fetches it")
+    opened = chromium.new_page(viewport={"width": 1440, "height": 900}, color_scheme=scheme)
+    opened.set_default_timeout(300_000)
+    for name in names:
+        opened.goto(address + name)
+        opened.add_script_tag(path=AXE)
+        assert opened.evaluate(SERIOUS) == [], name
+    for svg in opened.locator("svg[role=img]").all():
+        assert svg.locator("title").first.text_content()
+    opened.close()
+
+
+@pytest.mark.parametrize("name", ["", WALKED, f"{WALKED}?a=1#how"])
 def test_other_language(page: Page, address: str, name: str) -> None:
-    """A link leads there and back, to the same page."""
+    """A link leads there and back, to the same place of the same page."""
     page.goto(address + name)
     for language, there in (("en", f"en/{name}"), ("zh", name)):
         page.hover(".md-select")
@@ -169,13 +281,19 @@ def test_other_language(page: Page, address: str, name: str) -> None:
 
 
 def test_not_found(chromium: Browser, site: Path, address: str) -> None:
-    """The page that a server shows for an address of whatever depth leads to both home pages."""
+    """The page that a server shows for an address of whatever depth leads to both home pages, and
+    its search finds pages of the language that was asked for."""
     opened = chromium.new_page()
     gone = f"{address}en/gone/deep/"
     opened.route(gone, lambda route: route.fulfill(status=404, path=site / "404.html"))
     opened.goto(gone)
     for number, home in enumerate((address, f"{address}en/")):
-        opened.wait_for_function(f"document.querySelectorAll('a')[{number}].href == '{home}'")
+        link = f"[...document.querySelectorAll('article ul')][{number}].querySelector('a')"
+        opened.wait_for_function(f"{link}?.href == '{home}'")
+    opened.locator(".md-search__input").fill("set_epoch")
+    opened.keyboard.press("End")
+    result = opened.locator(".md-search-result__item a").first
+    assert result.get_attribute("href").startswith(f"{address}en/")
     opened.close()
 
 
@@ -243,27 +361,33 @@ def test_compare_any_two(page: Page, address: str) -> None:
     assert differs == [[a != b for a in CHAPTERS] for b in CHAPTERS]
 
 
-# What people type, and the page that answers it.
+# What people type, and a page that answers it, among the first three.
 QUERIES = {
-    "": {"单机多卡": "convert/", "梯度同步": "convert/", "学习率调度": "recipes/", "全归约": "",
-         "早停": "recipes/", "optimizer": ""},
+    "": {"梯度累积": "faq/", "梯度裁剪": "concepts/", "早停": "recipes/", "加权采样": "recipes/",
+         "弹性训练": "handbook/elastic/", "显存不足": "troubleshooting/", "单机多卡": "convert/",
+         "断点续训": "reference/", "set_epoch": "faq/", "梯度同步": "convert/",
+         "学习率调度": "recipes/"},
     "en/": {"WeightedRandomSampler": "recipes/", "early stopping": "recipes/", "F1": "recipes/",
-            "all_reduce": ""},
+            "set_epoch": "faq/", "out of memory": "troubleshooting/"},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("prefix", QUERIES)
 def test_search(page: Page, address: str, prefix: str) -> None:
-    """It finds Chinese and English words, in this language's pages, and nothing for no word."""
-    results = page.locator(".md-search-result__item:visible a")
-    found = results.first
+    """It finds Chinese and English words in pages of this language, the right one first, and
+    nothing for no word. It fetches the index of this language alone."""
+    fetched: list[str] = []
+    page.on("request", lambda r: fetched.append(r.url) if "/search/" in r.url else None)
+    results = page.locator(".md-search-result__list > .md-search-result__item > a")
     page.goto(address + prefix)
     for query, place in QUERIES[prefix].items():
         for words, state in ((query, "visible"), ("zzqqxxyy", "hidden")):
             page.locator(".md-search__input").fill(words)
             page.keyboard.press("End")  # Material looks at the field when a key goes up
-            found.wait_for(state=state)
+            results.first.wait_for(state=state)
             if words == query:
-                assert ("/en/" in found.get_attribute("href")) == (prefix == "en/")
                 links = results.evaluate_all("all => all.map(a => a.pathname)")
-                assert any(prefix + place in link for link in links), (query, links)
+                links = list(dict.fromkeys(links))  # a page may have several
+                assert {"/en/" in link for link in links} == {prefix == "en/"}
+                assert any(link.endswith(f"{prefix}{place}") for link in links[:3]), (query, links)
+    assert fetched == [f"{address}search/{prefix.strip('/') or 'zh'}.json"]

@@ -16,12 +16,20 @@ from typing import Any
 from markdown import Extension, Markdown
 from markdown.preprocessors import Preprocessor
 from markdown.treeprocessors import Treeprocessor
-from markdown.util import HTML_PLACEHOLDER_RE
+from markdown.util import HTML_PLACEHOLDER_RE, AtomicString
 from pymdownx.blocks import BlocksExtension
 from pymdownx.blocks.block import Block
 
 from ..benchmark.table import tables
-from .diffs import CONTEXT, WHOLE, compare_data, diff_html, hunks, step_hunks
+from .diffs import (
+    CONTEXT,
+    DISTRIBUTED,
+    WHOLE,
+    compare_data,
+    diff_html,
+    hunks,
+    step_hunks,
+)
 from .forms import Directive, directive, for_python_markdown, repository_path
 from .source import ROOT, SiteError, Source, read, to_html, translated
 from .verdicts import HOST, comparison, source_of, verdict
@@ -41,6 +49,11 @@ FORMS = {
 }
 COPIES = "source"  # the folder of the site that has the files, see hooks.py
 linked: set[str] = set()  # these
+LEGEND = {
+    "zh": "行号旁有竖线的行，只因为要做分布式训练才需要；底色标出正文在讲的行。",
+    "en": "A bar beside its number marks a line that is there only because training is "
+    "distributed; a tint marks the lines that the text is about.",
+}
 
 
 def table(path: str, language: str, key: str = "") -> list[str]:
@@ -142,12 +155,17 @@ class CodeAlong(Preprocessor):
             if not found:
                 raise SiteError(f"hl={text!r} is in none of {where} of {source.path}")
             marked |= found
+        # In a minimal.py what is marked is there only because training is distributed; 04's is not.
+        skeleton = re.fullmatch(r"0[1-35-7]_\w+/minimal\.py", source.path)
         indent = source.indent(part)
         tokens = self.shown(source).tokens
         lines = []
         for n in part:
             html = re.sub(rf'^(<span class="\w+">)? {{{indent}}}', r"\1", to_html(tokens[n - 1]))
-            lines.append(f'<span class="ln{" hll" * (n in marked)}" data-l="{n}">{html}</span>')
+            kind = " hll" * (n in marked)
+            if DISTRIBUTED in source.lines[n - 1] or (skeleton and n in marked):
+                kind += " dist"
+            lines.append(f'<span class="ln{kind}" data-l="{n}">{html}</span>')
         whole = part == range(1, len(source.lines) + 1)
         numbers = f"{first}–{last}" if len(part) > 1 else str(first)
         head = escape(source.path)
@@ -246,16 +264,40 @@ class RepositoryHost(Treeprocessor):
 
 class ShortCode(Treeprocessor):
     """Names inline code that fits on a line of a phone: style sheets cannot measure, and a flag
-    should not be torn at its hyphens."""
+    should not be torn at its hyphens. Of longer code it names the words."""
 
     LONGEST = 26
 
     def run(self, root: etree.Element) -> None:
-        for parent in root.iter():
-            for child in parent:
-                if child.tag == "code" and parent.tag != "pre":
-                    if 0 < len(child.text or "") <= self.LONGEST and len(child) == 0:
-                        child.set("class", f"{child.get('class', '')} nb".strip())
+        codes = [
+            child
+            for parent in root.iter()
+            for child in parent
+            if child.tag == "code" and parent.tag != "pre" and child.text and len(child) == 0
+        ]
+        for code in codes:
+            if len(code.text) <= self.LONGEST:
+                code.set("class", f"{code.get('class', '')} nb".strip())
+            elif " " in code.text:
+                words, code.text = code.text.split(" "), ""
+                for n, word in enumerate(words):
+                    span = etree.SubElement(code, "span")
+                    span.text = AtomicString(word)
+                    span.tail = " " * (n < len(words) - 1)
+                    if len(word) <= self.LONGEST:
+                        span.set("class", "nb")
+
+
+class CellNames(Treeprocessor):
+    """Each cell says which column it is of: on a phone a row of a table is a card."""
+
+    def run(self, root: etree.Element) -> None:
+        for table in root.iter("table"):
+            names = ["".join(head.itertext()).strip() for head in table.iter("th")]
+            for row in table.iter("tr"):
+                for name, cell in zip(names, row.findall("td"), strict=False):
+                    if name:
+                        cell.set("data-th", name)
 
 
 class Walk(Block):
@@ -311,6 +353,7 @@ class CodeAlongExtension(Extension):
         md.treeprocessors.register(RepositoryLinks(md), "repository_links", 1)
         md.treeprocessors.register(RepositoryHost(md), "repository_host", -1)
         md.treeprocessors.register(ShortCode(md), "short_code", 15)  # below 20, inline patterns
+        md.treeprocessors.register(CellNames(md), "cell_names", 14)
         WalkExtension().extendMarkdown(md)
 
 

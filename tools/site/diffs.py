@@ -13,6 +13,7 @@ from pathlib import Path
 from .source import SiteError, Source, Tokens, read, to_html
 
 CONTEXT = 3
+DISTRIBUTED = "[dist]"  # in the comment of a line that is there only because training is
 WHOLE = 10_000
 MARK = re.compile(r"# (step \d+)\b")  # diff OLD "step 3"
 # kind ("=", "-" or "+"), line number in the left file, in the right file (0: not in it), HTML of
@@ -125,13 +126,14 @@ def step_hunks(old: Source, new: Source, marks: Source, step: str) -> list[Hunk]
 def row_html(row: Row) -> str:
     kind, old, new, html, at = row
     place = f'style="--r:{at}"'
+    dist = " dist" * (DISTRIBUTED in html)
     if kind == "-":
-        return f'<div class="cd-del" data-l="{old}" {place}>{html}</div>'
+        return f'<div class="cd-del{dist}" data-l="{old}" {place}>{html}</div>'
     if kind == "+":
-        return f'<div class="cd-add" data-l="{new}" {place}>{html}</div>'
+        return f'<div class="cd-add{dist}" data-l="{new}" {place}>{html}</div>'
     # Twice: on a phone only the right one is seen.
-    twin = f'<div class="cd-old" data-l="{old}" aria-hidden="true" {place}>{html}</div>'
-    return f'{twin}<div class="cd-new" data-l="{new}" {place}>{html}</div>'
+    twin = f'<div class="cd-old{dist}" data-l="{old}" aria-hidden="true" {place}>{html}</div>'
+    return f'{twin}<div class="cd-new{dist}" data-l="{new}" {place}>{html}</div>'
 
 
 def diff_html(

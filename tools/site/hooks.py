@@ -1,20 +1,24 @@
-"""Hooks of MkDocs: files beside the pages, and links of a site that does not know its address."""
+"""Hooks of MkDocs: files beside the pages, what the theme does otherwise here, and links of a site
+that does not know its address."""
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from urllib.parse import urljoin
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from tools.site.codealong import COPIES, linked
+from tools.site.codealong import COPIES, LEGEND, linked
 from tools.site.plain import plain
 from tools.site.source import ROOT, read
+from tools.site.theme import change_scripts
 
 # What the site is told of pages; in a page GitHub would show it as a table. Wide ones need the room
 # of the menu, or have their contents in the text: <!-- toc -->.
@@ -33,6 +37,21 @@ listed: dict[str, str] = {}  # plain Markdown: its place in the site -> a line o
 def on_pre_build(config: MkDocsConfig) -> None:
     linked.clear()
     read.cache_clear()
+
+
+def on_template_context(context: dict, template_name: str, config: MkDocsConfig) -> dict:
+    if template_name == "404.html":
+        context["base_url"] = "."  # its script says of what
+    return context
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Below the first code of a chapter's page: what its marks mean."""
+    language, _, name = page.file.src_uri.partition("/")
+    at = html.find("</figure>", html.find(' dist"')) + len("</figure>")
+    if not name.startswith("chapters/") or ' dist"' not in html:
+        return html
+    return f'{html[:at]}<p class="legend" data-search-exclude>{LEGEND[language]}</p>{html[at:]}'
 
 
 @event_priority(-200)  # after i18n, which would look for it in docs/
@@ -55,13 +74,37 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> None:
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     write_plain(page, config)
+    output = named(output, page.file.src_uri.partition("/")[0])
     # What the doctor prints in capitals, in the colour of a mistake.
     output = re.sub(
         r"(?m)(^|<code>)(WRONG RESULT|HANG AHEAD)(?=  \w)", r'\1<b class="wrong">\2</b>', output
     )
     # The other language of a home page is "/" or "/en/", which is wrong below a path.
     root = "../" * page.url.count("/") or "./"
-    return re.sub(r'href="/((?:en/)?)" hreflang', rf'href="{root}\1" hreflang', output)
+    output = re.sub(r'href="/((?:en/)?)" hreflang', rf'href="{root}\1" hreflang', output)
+    return re.sub(
+        r' *<link rel="alternate" href="(.+?)"( hreflang="\w+">\n)',
+        lambda found: translation(found, page.canonical_url),
+        output,
+    )
+
+
+def named(output: str, language: str) -> str:
+    """The search dialog with a name; headings with long names that may break at their humps."""
+    name = {"zh": "搜索", "en": "Search"}[language]
+    output = output.replace('role="dialog">', f'role="dialog" aria-label="{name}">', 1)
+    return re.sub(
+        r"(<h[1-4] id=.+?</h[1-4]>)",
+        lambda heading: re.sub(r"([a-z]{4})(?=[A-Z][a-z]{3})(?![^<]*>)", r"\1<wbr>", heading[1]),
+        output,
+    )
+
+
+def translation(found: re.Match, address: str | None) -> str:
+    """A search engine wants whole addresses, or none."""
+    if not address:
+        return ""
+    return f'<link rel="alternate" href="{urljoin(address, found[1])}"{found[2]}'
 
 
 def write_plain(page: Page, config: MkDocsConfig) -> None:
@@ -75,9 +118,12 @@ def write_plain(page: Page, config: MkDocsConfig) -> None:
     listed[place] = f"- [{page.title}]({config.site_url or ''}{place})" + f": {about}" * bool(about)
 
 
+@event_priority(-200)  # after the plug-in of the languages, which makes one search index of both
 def on_post_build(config: MkDocsConfig) -> None:
-    """llms.txt (llmstxt.org), and copies of the files that pages show and link to. Called once for
-    each language: the last time all pages are known."""
+    """llms.txt (llmstxt.org), copies of the files that pages show and link to, and the theme's
+    scripts as they are here. Called once for each language: the last time all pages are known."""
+    change_scripts(Path(config.site_dir))
+    split_index(Path(config.site_dir, "search"))
     english = [line for place, line in listed.items() if place.startswith("en/")]
     chinese = [line for place, line in listed.items() if not place.startswith("en/")]
     about = "Training on many GPUs with PyTorch: each page as plain Markdown, with its code"
@@ -88,3 +134,15 @@ def on_post_build(config: MkDocsConfig) -> None:
         target = Path(config.site_dir, COPIES, f"{path}.txt")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, target)
+
+
+def split_index(folder: Path) -> None:
+    """An index for each language: half of the weight, and the number of matches is right."""
+    index = json.loads((folder / "search_index.json").read_text(encoding="utf-8"))
+    for language, spoken in (("zh", ["zh", "en"]), ("en", ["en"])):
+        english = language == "en"
+        docs = [doc for doc in index["docs"] if doc["location"].startswith("en/") == english]
+        part = {"config": {**index["config"], "lang": spoken}, "docs": docs}
+        text = json.dumps(part, ensure_ascii=False, separators=(",", ":"))
+        (folder / f"{language}.json").write_text(text, encoding="utf-8")
+    (folder / "search_index.json").unlink()

@@ -8,7 +8,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from shutil import which
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -42,8 +42,3 @@ def browser() -> Iterator[Browser]:
             yield started
         finally:
             started.close()
-
-
-def settle(page: Page) -> None:
-    """Wait until the diagrams are drawn: Material puts a div in the place of each pre."""
-    page.wait_for_function("!document.querySelector('pre.mermaid')", timeout=30_000)

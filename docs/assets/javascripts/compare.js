@@ -8,7 +8,7 @@
 
   function line(kind, number, row, html) {
     const element = document.createElement("div");
-    element.className = `cd-${kind}`;
+    element.className = `cd-${kind}${html.includes("[dist]") ? " dist" : ""}`;
     element.dataset.l = number;
     element.style.setProperty("--r", row);
     element.innerHTML = html;

@@ -1,0 +1,71 @@
+// Small things that Material's own script leaves out.
+(() => {
+  // The language switch keeps the place in the page, and what a link has set there.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.(".md-select__link");
+    if (link) link.href = link.href.replace(/[?#].*/, "") + location.search + location.hash;
+  });
+
+  // A difference is copied as the new code: without removed lines and signs. Most have one
+  // character before the code, a few a blank more, which leaves an odd number of blanks.
+  function newCode(text) {
+    const lines = text
+      .trimEnd()
+      .split("\n")
+      .filter((line) => !line.startsWith("-"))
+      .map((line) => line.slice(1));
+    const blanks = lines.filter((line) => line.trim()).map((line) => line.search(/\S/));
+    const more = blanks.length > 0 && blanks.every((count) => count % 2 === 1) ? 1 : 0;
+    return lines.map((line) => line.slice(more)).join("\n");
+  }
+
+  function addButton(figure) {
+    const button = document.createElement("button");
+    button.className = "md-code__button cd-copy";
+    button.type = "button";
+    button.dataset.mdType = "copy";
+    button.title = document.documentElement.lang === "zh" ? "复制新代码" : "Copy the new code";
+    figure.querySelector("figcaption").append(button);
+  }
+  for (const figure of document.querySelectorAll("figure.cd")) addButton(figure);
+  const compared = document.querySelector(".cd-result");
+  if (compared) {
+    const watch = new MutationObserver(() => addButton(compared.querySelector("figure")));
+    watch.observe(compared, { childList: true });
+  }
+
+  // Material copies data-clipboard-text if a button has it; this listener is the first to know.
+  document.addEventListener(
+    "click",
+    (event) => {
+      const button = event.target.closest?.("[data-md-type=copy]");
+      const code = button?.closest(".language-diff")?.querySelector("code");
+      const rows = button?.closest("figure.cd")?.querySelectorAll(".cd-new, .cd-add");
+      if (code) button.dataset.clipboardText = newCode(code.textContent);
+      if (rows)
+        button.dataset.clipboardText = Array.from(rows, (row) => row.textContent).join("\n");
+    },
+    true,
+  );
+
+  // Contents at the top of a long page: mark the part that is being read.
+  const pills = [...document.querySelectorAll(".toc > ul > li > ul > li > a")];
+  const parts = pills.map((pill) =>
+    document.getElementById(decodeURIComponent(pill.hash.slice(1))),
+  );
+  let current = null;
+  function mark() {
+    const number = parts.findLastIndex((part) => part.getBoundingClientRect().top < 200);
+    if (pills[number] === current) return;
+    current?.removeAttribute("aria-current");
+    current = pills[number];
+    if (!current) return;
+    current.setAttribute("aria-current", "true");
+    const row = current.closest(".toc > ul > li > ul");
+    row.scrollLeft = current.offsetLeft - row.offsetLeft - row.clientWidth / 3;
+  }
+  if (pills.length > 0) {
+    addEventListener("scroll", () => requestAnimationFrame(mark), { passive: true });
+    mark();
+  }
+})();
