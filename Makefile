@@ -65,9 +65,10 @@ skill: $(VENV)/ready  ## what an assistant needs to convert and check a script: 
 			> $(SKILL)/$$page.md || exit 1; done
 	$(MAKE) --no-print-directory doctor.pyz PYZ=$(SKILL)/doctor.pyz
 
-figures: $(VENV)/ready $(MERMAID)  ## pictures of diagrams, and stills of the figures that move, after a change
+figures: $(VENV)/ready $(MERMAID)  ## after a change: pictures of diagrams, stills of figures, line numbers in links
 	$(RUN) -m tools.site.diagrams $(MERMAID)
 	$(RUN) -m tools.site.stills
+	$(RUN) -m tools.site.line_numbers
 
 site: $(VENV)/ready  ## the documentation, into site/; a broken link or page ends it
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict  # with -q, --strict counts no warnings

@@ -141,7 +141,11 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
     """A process from its events; world 0: it is none of the job's ranks."""
     rank = Rank()
     loaders = {}
-    recent: list[Pass] = []  # those with a batch since the last step
+    training = {n for event in events if event["e"] == "step" for n in event["passes"]}
+    recent: set[int] = set()  # passes with a batch since the last step
+    over: set[int] = set()  # of these, evaluations after which a batch of training came
+    usual = set()  # lines that reduce where nothing was evaluated
+    doubtful = []
     for event in events:
         kind = event["e"]
         rank.last = event["t"]
@@ -164,24 +168,30 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
             rank.passes[event["n"]] = one
         elif kind == "batch":
             one.batches.append(event)
-            if one not in recent:
-                recent.append(one)
+            recent.add(event["n"])
+            over = recent - training if event["n"] in training else set()
         elif kind == "end":
             one.ended = True
         elif kind == "step":
             rank.steps.append(event)
-            recent = []
+            recent, over = set(), set()
             for n in event["passes"]:
                 if n in rank.passes:
                     rank.passes[n].steps += 1
         elif kind == "collective" and event["kind"] not in ("barrier", "broadcast"):
-            for evaluated in recent:
-                evaluated.reduced.append(event)
+            if recent <= training:
+                usual.add(str(event["at"]))
+            for n in recent:
+                found = doubtful if n in over else rank.passes[n].reduced
+                found.append((n, event) if n in over else event)
         elif kind == "figures":
             rank.figures[event["what"]][event["n"]] = event["values"]
         elif kind == "exit":
             rank.ended = event
 
+    for n, event in doubtful:  # the loss of the next step is not what an evaluation adds up
+        if str(event["at"]) not in usual:
+            rank.passes[n].reduced.append(event)
     rank.stack, rank.inside = read_stack(stacks, rank.last)
     if rank.rank < 0 and not rank.passes and not rank.steps:
         rank.world = 0

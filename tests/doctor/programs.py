@@ -58,6 +58,9 @@ FAULTY = {
          "nn.BatchNorm1d(16)", "Synced(16)", *UNDIVIDED),
         "same_samples",
     ),
+    "a reduced loss and shares that nobody adds up": (
+        (LOSS, REDUCED, "    dist.all_reduce(totals)\n", ""), "wrong_evaluation",
+    ),
     "a sum that equals the size": (  # of percentages, say
         (*PADDED, "    dist.all_reduce(totals)\n",
          "    dist.all_reduce(totals)\n    dist.all_reduce(torch.tensor([21.0 * rank]))\n"),

@@ -410,6 +410,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the doctor knows an evaluation", 1,
          "if one.steps or (begun and one.loader[\"id\"] in trained):", "if True:"),
     ],
+    f"{DOCTOR}::test_is_not_hidden[a-reduced-loss-and-shares-that-nobody-adds-up]": [
+        ("the loss of the next step is no sum of an evaluation", 1,
+         "over = recent - training if", "over = set() if"),
+    ],
     f"{DOCTOR}::test_is_not_hidden[a-reduced-loss-and-no-shares]": [
         ("losses are reduced for a log", 1,
          'if window.wrapped and "reduce"', 'if not kind and "reduce"'),

@@ -16,7 +16,7 @@ pytest.importorskip("pymdownx.blocks", reason="needs requirements-dev.txt")  # n
 yaml = pytest.importorskip("yaml", reason="needs requirements-dev.txt")
 cmarkgfm = pytest.importorskip("cmarkgfm", reason="needs requirements-dev.txt")
 
-from tools.site import check_twins, codealong, diagrams  # noqa: E402
+from tools.site import check_twins, codealong, line_numbers, diagrams  # noqa: E402
 from tools.site.diffs import hunks, step_hunks  # noqa: E402
 from tools.site.source import SiteError, Source, read, translated  # noqa: E402
 
@@ -298,6 +298,14 @@ def test_pasted_code_is_found(tmp_path: Path) -> None:
     code = "\n".join(lines[at : at + 6])
     page = f'# T <a id="t"></a>\n\n```python example\n{code}\n```\n'
     assert "is pasted: use a link" in "\n".join(twins(tmp_path, page, page))
+
+
+def test_links_lead_to_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GitHub; after a change of the code: make figures."""
+    assert line_numbers.stale() == {}
+    longer = {path: Source(path, f"\n{read(path).text}") for path in ("02_distributed/main.py",)}
+    monkeypatch.setattr(line_numbers, "read", lambda path: longer.get(path) or read(path))
+    assert {path.stem for path in line_numbers.stale()} >= {"02_distributed"}
 
 
 def test_pages_match() -> None:

@@ -48,7 +48,7 @@ class Directive:
 
     def path(self, page: str) -> str:
         """The file, from the repository's root; a reader must be told the same one."""
-        path = in_repository(page, self.target)
+        path = in_repository(page, self.target.partition("#")[0])
         if f"`{path}`" not in self.text:
             raise SiteError(f"the link leads to {path}: its text must have `{path}`")
         return path
