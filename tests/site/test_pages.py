@@ -16,7 +16,7 @@ pytest.importorskip("pymdownx.blocks", reason="needs requirements-dev.txt")  # n
 yaml = pytest.importorskip("yaml", reason="needs requirements-dev.txt")
 cmarkgfm = pytest.importorskip("cmarkgfm", reason="needs requirements-dev.txt")
 
-from tools.site import check_twins, codealong, line_numbers, diagrams  # noqa: E402
+from tools.site import check_twins, codealong, diagrams, line_numbers  # noqa: E402
 from tools.site.diffs import hunks, step_hunks  # noqa: E402
 from tools.site.source import SiteError, Source, read, translated  # noqa: E402
 

@@ -1,5 +1,5 @@
-"""python -m tools.site.line_numbers: links to code lead to its lines, #L10-L20, on GitHub too. Writes
-what has moved into the pages; `make figures` calls it, and a test fails until somebody has."""
+"""python -m tools.site.line_numbers: links to code lead to its lines, #L10-L20, on GitHub too.
+Writes what has moved; `make figures` calls it, and a test fails until somebody has."""
 
 from pathlib import Path
 
