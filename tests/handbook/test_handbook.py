@@ -98,7 +98,7 @@ def test_examples_are_shown(language: str) -> None:
     for example in EXAMPLES:
         name = str(example.relative_to(ROOT))
         assert 15 <= len(example.read_text().splitlines()) <= (160 if "home_made" in name else 86)
-        assert re.search(rf"""/{re.escape(example.name)} ["'](file|code)\b""", text), name
+        assert re.search(rf"""/{re.escape(example.name)}\S* ["'](file|code)\b""", text), name
         assert f'/{example.stem}.txt "file"' in text, name
 
 

@@ -159,7 +159,7 @@ def test_the_text_says_what_the_picture_shows(scripts: Page) -> None:
     }"""
     for language in ("en", "zh"):
         page = (ROOT / f"docs/{language}/concepts.md").read_text("utf-8")
-        text = page.partition("@figure overlap hidden\n\n")[2].partition("\n")[0]
+        text = page.partition('/overlap.js "figure hidden")\n\n')[2].partition("\n")[0]
         for given in ({}, {"bandwidth": "5"}, {"bucket": "200"}):
             *wanted, buckets = scripts.evaluate(numbers, given)
             found = text.replace(" %", "%")  # Chinese has no blank there
@@ -256,8 +256,9 @@ def test_keyboard_pointer_and_address(page: Page, address: str, prefix: str) -> 
 
 
 def test_play_stops_at_the_end_and_a_reader_hears_that(page: Page, address: str) -> None:
-    page.clock.install()
+    page.clock.install(time="2026-01-01T08:00:00")
     page.goto(f"{address}en/concepts/#fig-ring?ranks=3&step=2")
+    page.clock.pause_at("2026-01-01T10:00:00")
     ring = page.locator("#fig-ring")
     step, play, heard = (ring.locator(part) for part in ("[name=step]", ".fig-play", ".fig-status"))
     page.clock.run_for(600)
