@@ -230,7 +230,7 @@ def check_data(args: Namespace, checkpoint: dict, images: int, classes: int) -> 
 
 class RandomViews(Dataset):
     """A training set whose random crops and flips depend on seed, epoch and image: not
-    on the number of ranks and workers, nor on where a run was resumed."""
+    on ranks, workers or a resumed run. Numbers drawn from numpy do not keep to this."""
 
     def __init__(self, dataset: Dataset, seed: int) -> None:
         self.dataset = dataset
