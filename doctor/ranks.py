@@ -181,9 +181,9 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
         elif kind == "collective" and event["kind"] not in ("barrier", "broadcast"):
             if recent <= training:
                 usual.add(str(event["at"]))
-            for n in recent:
-                found = doubtful if n in over else rank.passes[n].reduced
-                found.append((n, event) if n in over else event)
+            for n in recent - over:
+                rank.passes[n].reduced.append(event)
+            doubtful += [(n, event) for n in over]
         elif kind == "figures":
             rank.figures[event["what"]][event["n"]] = event["values"]
         elif kind == "exit":

@@ -45,6 +45,10 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert cells[1] == ["`02`", "24", "1.5 (1.2–2)"]  # not 24 / 20
     assert cells[2] == ["`02 --bf16`", "50", "3.5 (3–4)"]
     assert len(table.table(rows, "zh", "03")) == 4  # head, dashes, reference, ""
+    failed = [row | {"failed": "x"} if row["variant"] == "reference" else row for row in rows]
+    head, _, line, *_ = table.table(failed, "en")
+    assert "x reference" in head and line.endswith("| - |")  # 02 takes nobody's place
+    assert "x 02" in table.table(rows[3:], "en")[0]
 
 
 def test_a_log_tells_rates_without_the_first_step() -> None:

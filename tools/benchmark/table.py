@@ -12,7 +12,7 @@ from statistics import median
 # What heads say in Chinese.
 ZH = {
     "variant": "方案", "training": "训练", "validation": "验证", "images/s": "张/秒",
-    "x reference": "相对 reference", "first step s": "首步完成 秒", "GPU MiB": "显存 MiB",
+    "x ": "相对 ", "first step s": "首步完成 秒", "GPU MiB": "显存 MiB",
     " ms": " 毫秒",
 }  # fmt: skip
 CAPTION = {
@@ -41,6 +41,7 @@ def spread(values: list[float]) -> str:
 
 def table(rows: list[dict], language: str, wanted: str = "") -> list[str]:
     """The lines of a Markdown table: of all variants, or of a chapter and of the first variant."""
+    first = rows[0]["variant"] if rows else ""
     rows = [row for row in rows if "failed" not in row]
     if not rows:
         return []
@@ -49,17 +50,17 @@ def table(rows: list[dict], language: str, wanted: str = "") -> list[str]:
     by_round = {(row["round"], row["variant"]): row for row in rows}
     head, lines = ["variant"], []
     for figure in figures:
-        head += [figure, "x reference"] if "images/s" in figure else [figure]
+        head += [figure, f"x {first}"] if "images/s" in figure else [figure]
     for name in names:
-        if wanted and name != names[0] and wanted not in name.split():
+        if wanted and name != first and wanted not in name.split():
             continue
         own, cells = [row for row in rows if row["variant"] == name], [f"`{name}`"]
         for figure in figures:
             cells.append(number(median(row[figure] for row in own)))
             if "images/s" in figure:
-                pairs = [(row, by_round.get((row["round"], names[0]))) for row in own]
-                ratios = [row[figure] / first[figure] for row, first in pairs if first]
-                cells.append("1" if name == names[0] else spread(ratios))
+                pairs = [(row, by_round.get((row["round"], first))) for row in own]
+                ratios = [row[figure] / base[figure] for row, base in pairs if base]
+                cells.append("1" if name == first else spread(ratios))
         lines.append(cells)
     for there, here in ZH.items() if language == "zh" else ():
         head = [cell.replace(there, here) for cell in head]
