@@ -102,8 +102,8 @@ def test_examples_are_shown(language: str) -> None:
         assert f'/{example.stem}.txt "file"' in text, name
 
 
-# Ranks that part on purpose, or one alone, or nothing sent: see "Before the process ends".
-NO_BARRIER = {"coll_monitored_barrier", "group_timeout", "group_new_group_missing", "elastic_env",
+# Ranks that part on purpose, or one alone: see "Before the process ends".
+NO_BARRIER = {"coll_monitored_barrier", "group_timeout", "group_new_group_missing",
               "group_init_errors"}  # fmt: skip
 
 

@@ -18,6 +18,7 @@ def main() -> None:
     for names in (WHO, RUN):
         print(f"rank {rank}", *(f"{name}={os.environ[name]}" for name in names.split()))
     print(f"rank {rank} set as well:", *(name for name in CHANGING.split() if name in os.environ))
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -19,7 +19,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 def train() -> None:
     rank = int(os.environ["RANK"])
     print(f"rank {rank} starts")
-    dist.init_process_group("gloo")  # now both have started
+    dist.init_process_group("gloo")
+    dist.barrier()  # now both have started, and are connected
     if rank == 1:
         raise ValueError("image 17 is broken")
     time.sleep(600)  # it would wait in a collective; torchrun ends it

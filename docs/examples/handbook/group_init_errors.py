@@ -31,6 +31,7 @@ def attempt(what: str, **how) -> None:
 def crash(rank: int, url: str) -> None:
     """A job that ends without a goodbye, as after kill -9 or a power cut."""
     dist.init_process_group("gloo", init_method=url, rank=rank, world_size=2)
+    dist.barrier()
     os._exit(0)
 
 
