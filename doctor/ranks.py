@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .recorder.notes import is_library
-
 STILL = 60  # seconds without an event: then a rank counts as waiting for ever
 WAITED = "[Tt]imed out|timeout|Connection (closed|reset)"  # errors of a rank that waited in vain
 
@@ -199,17 +197,13 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
 
 
 def read_stack(path: Path, last: float = 0) -> tuple[list | None, str]:
-    """The user's line in the last stack and the function that it called, unless the process went
-    on after it."""
-    called = ""
-    if not path.is_file() or path.stat().st_mtime < last:
-        return None, called
-    threads = path.read_text(errors="replace").split("Thread 0x")
-    for name, line, function in re.findall(r'File "([^"]+)", line (\d+) in (.+)', threads[-1]):
-        if not is_library(name):
-            return [name, int(line)], called
-        called = called if function == "wrapper" or "/_doctor/" in name else function
-    return None, called
+    """The line where it stood still and the function that this line called, unless the process
+    went on after it."""
+    rows = read_events(path) if path.is_file() else []
+    for when, at, called in rows[-1:]:
+        if when > last:
+            return at, called
+    return None, ""
 
 
 def read_ranks(folder: Path, stopped: float = float("inf")) -> list[Rank]:

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from itertools import combinations, pairwise
 
-from ..findings import TRAINING, WRONG, check, finds
+from ..findings import NOTE, TRAINING, WRONG, check, finds
 from ..ranks import Pass, Rank
 from ..report import Report, listed
 
@@ -16,6 +16,7 @@ RENUMBERED = 10  # samples with other targets: so many, and it is no chance
 
 @check(between=True)
 @finds("same_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives forward")
+@finds("same_samples:exchange", NOTE, "convert.md#step-3")
 @finds("same_samples:drawn", WRONG, "recipes.md#weighted")
 @finds("same_samples:stream", WRONG, "recipes.md#records")
 @finds("overlapping_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives forward")
@@ -27,7 +28,7 @@ def check_samples(ranks: list[Rank], report: Report) -> str | None:
     if not all(trained):
         return "loader"
     sharing = ""  # why ranks may have equal samples
-    if report.teams.together or report.teams.exchange:
+    if report.teams.together:
         sharing = "together"
     elif all(map(slices, ranks)):
         sharing = "sliced"
@@ -42,7 +43,7 @@ def check_samples(ranks: list[Rank], report: Report) -> str | None:
         epochs = [] if sharing else list(zip(*lists, strict=False))
         for epoch, passes in enumerate(epochs, 1):
             check_shares(ranks, passes, epoch, report)
-        check_whole(epochs, report)
+        check_whole([] if report.teams.exchange else epochs, report)
 
     again = [pair for by in trained for passes in by.values() for pair in pairwise(passes)]
     for before, now in again:
@@ -113,7 +114,9 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
                 both = listed([ranks[m], ranks[n]])
                 values = {"ranks": both, "epoch": epoch, "count": count}
                 name = "same_samples"
-                if loader["iterable"]:
+                if report.teams.exchange:
+                    name = "same_samples:exchange"
+                elif loader["iterable"]:
                     name = "same_samples:stream"
                 elif loader["replacement"] or re.search(DRAWN, loader["sampler"]):
                     name = "same_samples:drawn"
@@ -124,8 +127,10 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
 
     own = sum(len(part) - len(set(part)) for part in keys)
     drawn = loader["replacement"] or re.search(DRAWN, loader["sampler"])
-    if own > 1 or drawn or len(passes) < 2:
-        return None  # samples may come twice
+    if len(passes) < 2:
+        return None
+    if own > 1 or drawn:
+        return report.skip("overlapping_samples", "repeats")
     if not all(comparable(passes[0], other) for other in passes[1:]):
         return report.skip("overlapping_samples", "files")
 
@@ -136,7 +141,8 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
     own_batches = loader["accelerate"] or not loader["batch_size"]
     padding = len(passes) * size if own_batches else len(passes) - 1
     if twice > padding:
-        report.find("overlapping_samples", at, epoch=epoch, twice=twice, count=count)
+        values = {"epoch": epoch, "twice": twice, "count": count}
+        report.find("overlapping_samples", at, report.teams.exchange, **values)
     return None
 
 
@@ -190,7 +196,8 @@ def check_streams(keys: list[list], loader: dict, epoch: int, report: Report) ->
     padding = len(keys) * (loader["batch_size"] or 1)
     if max(repeated) < 0.1 and twice > max(0.1 * count, padding):
         values = {"epoch": epoch, "twice": twice, "count": count}
-        return report.find("overlapping_samples", loader["at"], **values)
+        mild = report.teams.exchange
+        return report.find("overlapping_samples", loader["at"], mild, **values)
     return report.skip("overlapping_samples", "iterable")
 
 

@@ -15,7 +15,7 @@ def check_randomness(ranks: list[Rank], report: Report) -> str | None:
     """Do ranks draw the same random numbers, and does anything draw?"""
     trained = [rank.trained() for rank in ranks]
     if report.teams.together or report.teams.exchange:
-        return "together"
+        return "together" if report.teams.together else "exchange"
     # A new pass draws a seed for its workers, equal or not: only steps of one pass are asked.
     short = [passes for passes in trained if passes and passes[0].steps < 2]
     if short or any(len(rank.steps) < 2 for rank in ranks):

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 import torch
@@ -77,12 +77,30 @@ def to_root(dataset: object, indices: list) -> list:
     return [int(i) if hasattr(i, "__index__") else repr(i) for i in indices]
 
 
-def contents(batch: object) -> tuple[list, list]:
-    """A number for each item's target, and one for the rest of it; no copy of images."""
+def batched(part: object, count: int | None) -> object:
+    """A batch without its lists of a dict for each item, as detection has them: in these, the rows
+    of a tensor are objects of one image."""
+    if isinstance(part, Mapping):
+        part = list(part.values())
+    if not isinstance(part, list | tuple):
+        return part
+    dicts = all(isinstance(item, Mapping) for item in part)
+    if dicts and (len(part) == count or (count is None and len(part) > 1)):
+        return []
+    return [batched(inner, count) for inner in part]
+
+
+def contents(batch: object, count: int | None) -> tuple[list, list]:
+    """A number for each item's target, and one for the rest of it; no copy of images.
+
+    count: of items, if it is known. Only tensors with a row for each say something of them.
+    """
     targets = []
     items = []
-    for tensor in reversed(tensors_in(batch)):
+    for tensor in reversed(tensors_in(batched(batch, count))):
         if tensor.device.type != "cpu" or tensor.dim() == 0 or tensor.is_sparse:
+            continue
+        if len(tensor) == 0 or count not in (None, len(tensor)):
             continue
         if tensor.dim() == 1 and not tensor.is_floating_point():
             targets = tensor.tolist()

@@ -133,7 +133,8 @@ class Data:
         if indices is not None:
             fields["indices"] = to_root(dataset, indices)
         if one.count <= MOST_CONTENTS and one.in_order:  # else these may be of other indices
-            fields["targets"], fields["items"] = contents(batch)
+            count = None if indices is None else len(indices)
+            fields["targets"], fields["items"] = contents(batch, count)
 
         notes.event("batch", **fields)
         window.batch(one, training.model())

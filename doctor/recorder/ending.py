@@ -1,6 +1,5 @@
 """How a process ends."""
 
-import faulthandler
 import os
 import sys
 from collections.abc import Callable
@@ -47,5 +46,3 @@ def at_exit() -> None:
     error = getattr(sys, "last_value", None) or sys.exc_info()[1]
     status = STATUS and isinstance(error, SystemExit | None)
     notes.event("exit", **(STATUS[-1] if status else told(error)))
-    if notes.pid == notes.first:
-        faulthandler.cancel_dump_traceback_later()

@@ -3,16 +3,17 @@
 An event is written at once: a process that is killed has left all that happened to it.
 """
 
-import faulthandler
 import functools
 import json
 import os
 import re
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 
 FOLDER = "DOCTOR_FOLDER"  # environment variable: where the events are written
 ENDED = "ended"  # a file there: the doctor is ending the job
@@ -22,11 +23,14 @@ STANDARD = os.path.dirname(os.__file__)
 
 
 class Notes:
+    def __init__(self) -> None:
+        self.watched = False  # by the thread that notes where the process stands still
+
     def begin(self, folder: str) -> None:
         self.folder = folder
-        self.first = os.getpid()  # forks lack faulthandler's thread: they set no timer
+        self.first = os.getpid()  # a fork lacks that thread
         self.pid = self.file = self.stacks = None
-        self.armed = 0.0  # when the timer of the stacks was set
+        self.moved = 0.0  # when the latest event was
         self.quiet = False  # while the recorder itself opens files
         self.failed = set()  # probes that are not asked any more
         self.active = True
@@ -43,9 +47,10 @@ class Notes:
             self.active = False
             return
 
-        if self.pid == self.first and time.monotonic() > self.armed + 1:
-            self.armed = time.monotonic()
-            faulthandler.dump_traceback_later(IDLE, file=self.stacks)
+        self.moved = time.monotonic()
+        if self.pid == self.first and not self.watched:
+            self.watched = True
+            threading.Thread(target=self.watch, name="doctor", daemon=True).start()
 
     def open_files(self) -> None:
         self.pid = os.getpid()
@@ -59,6 +64,23 @@ class Notes:
 
         version = getattr(sys.modules.get("torch"), "__version__", "?")
         self.event("process", pid=self.pid, host=host, torch=version)
+
+    def watch(self) -> None:
+        """Note where the main thread stands, IDLE seconds after an event without another one.
+
+        faulthandler has a timer for it, which reads frames while they change: now and then that
+        kills the process (SIGSEGV; Python 3.10 to 3.13). This thread reads them under the GIL.
+        """
+        main = threading.main_thread()
+        told = 0.0
+        while main.is_alive():
+            time.sleep(max(1, self.moved + IDLE - time.monotonic()))
+            if told < self.moved <= time.monotonic() - IDLE:
+                told = time.monotonic()
+                frame = sys._current_frames().get(main.ident)
+                row = json.dumps([round(time.time(), 3), *standing(frame)])
+                with suppress(OSError):
+                    os.write(self.stacks, row.encode() + b"\n")
 
     def call(self, probe: str, function: Callable | None, *args: object, **kwargs: object) -> None:
         """Call a part of the recorder. A mistake in it never ends the script: it is noted, and its
@@ -124,6 +146,17 @@ def error_line(error: object) -> list | None:
         name = frame.f_code.co_filename
         at = at if is_library(name) else [name, line]
     return at
+
+
+def standing(frame: object) -> tuple[list | None, str]:
+    """The innermost line of the user's own code, and the function that it has called."""
+    called = ""
+    for inner, line in traceback.walk_stack(frame):
+        name, function = inner.f_code.co_filename, inner.f_code.co_name
+        if not is_library(name):
+            return [name, line], called
+        called = called if function == "wrapper" or name.startswith(HERE) else function
+    return None, called
 
 
 def user_line(made: object = None) -> list | None:

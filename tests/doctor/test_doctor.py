@@ -37,6 +37,7 @@ from doctor.checks.speed import check_devices
 from doctor.command import NAMES
 from doctor.findings import KINDS, SEVERITIES
 from doctor.ranks import Rank, ranks_of
+from doctor.recorder.contents import contents
 from doctor.report import LANGUAGES, Report, explain, read_words
 
 
@@ -153,6 +154,32 @@ def test_equal_stream() -> None:
 
     assert found((1, 2), (1, 3)) == found((1, 1), (5, 6), (5, 6)) == "torch"
     assert found((1, 2), (5, 5), (5, 5)) == found((1, 2), (2, 3)) == ""
+
+
+IMAGES, LABELS = torch.rand(4, 3, 2, 2), torch.arange(4)
+OBJECTS = [{"boxes": torch.rand(n, 4), "labels": torch.arange(n)} for n in (4, 0, 2, 1)]
+
+
+@pytest.mark.parametrize("count", [4, None], ids=["indices", "stream"])
+@pytest.mark.parametrize(
+    ("batch", "targets", "items"),
+    [
+        ((IMAGES, LABELS), 4, 4),
+        ({"pixels": IMAGES, "labels": LABELS}, 4, 4),
+        ((IMAGES, OBJECTS), 0, 4),
+        ({"pixels": IMAGES, "objects": OBJECTS}, 0, 4),
+        (OBJECTS, 0, 0),
+        ((IMAGES, torch.zeros(0, 6)), 0, 4),  # objects of all images: there is none
+    ],
+)
+def test_what_a_batch_tells(batch: object, targets: int, items: int, count: int | None) -> None:
+    """A number for each item, and none of what has no row for each."""
+    assert [len(column) for column in contents(batch, count)] == [targets, items]
+
+
+def test_rows_that_are_no_items() -> None:
+    """As in YOLO's batches: seven objects in four images, all in one tensor."""
+    assert contents((IMAGES, torch.rand(7, 6)), 4) == contents((IMAGES,), 4)
 
 
 def test_a_mistake_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

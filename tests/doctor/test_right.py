@@ -60,6 +60,10 @@ VARIANTS = {
         "target = nn", "torch.manual_seed(rank)\ntarget = nn",
         "stem = nn", "torch.manual_seed(0)\nstem = nn",
     ),
+    # Each rank shuffles all images for itself: their number of objects does not hide it.
+    "wrong_detection": ("detection", "sampler=sampler)", "shuffle=True)"),
+    # The same under contrastive training, whose ranks gather the features of all samples.
+    "wrong_contrast": ("simclr", "sampler=sampler", "shuffle=True"),
     # Statistics that nobody puts together.
     "wrong_statistics": ("normalizer", "    normalizer.synchronize()\n", ""),
     # FSDP gathers weights, not samples.
@@ -91,6 +95,8 @@ VARIANTS = {
 RANKS = {"pipeline_of_three": 3, "tensor_and_data_parallel": 4, "tensor_parallel_in_ddp": 4}
 WRONG = {
     "wrong_context_parallel": "no_averaging",
+    "wrong_contrast": "overlapping_samples",
+    "wrong_detection": "overlapping_samples",
     "wrong_fsdp_alike": "same_samples",
     "wrong_infinite_loader": "same_order",
     "wrong_local_rank": "same_samples",
@@ -109,7 +115,7 @@ RIGHT = sorted(PROGRAMS - WRONG.keys())
 CORE = """
     dataset_readers expert_parallel grpo gathered_and_cut lock_file looks_first prefetch_thread
     results_by_files scheduler_by_design sequence_halves tensor_parallel_by_hand views_added_up
-    wrong_fsdp_alike wrong_local_rank wrong_no_sampler
+    wrong_fsdp_alike wrong_local_rank wrong_no_sampler wrong_contrast wrong_detection
     fresh_mixing normalizer resume_at_end wrong_beside wrong_frozen wrong_statistics
 """.split()
 
@@ -119,8 +125,11 @@ NOTES = {
     "experts_of_one_seed": "no_averaging",
     "resume_at_end": "empty_epoch",
     "gathered_and_cut": "wrong_evaluation",
+    "grpo": "same_samples",
+    "sequence_halves": "same_samples",
     "wrong_beside": "drifting_weights",
     "wrong_context_parallel": "no_averaging",
+    "wrong_contrast": "overlapping_samples",
     "wrong_statistics": "unequal_buffers",
 }
 NOT_IN_2_6 = ["sharded_checkpoint", "wrong_fsdp_alike", "tensor_and_data_parallel"]  # FSDP2 on CPUs
@@ -157,8 +166,14 @@ def test_nothing_to_say(name: str, crew: Crew, tmp_path: Path) -> None:
 
 
 def test_epochs_of_an_endless_pass(crew: Crew, tmp_path: Path) -> None:
-    """They are compared as others are."""
-    assert "same_order" in report_on("infinite_loader", crew, tmp_path).checked
+    """Their orders are compared as those of others are; not their shares, as samples come again."""
+    report = report_on("infinite_loader", crew, tmp_path)
+    assert "same_order" in report.checked and "overlapping_samples" in report.not_checked
+
+
+def test_batches_of_dicts_are_compared(crew: Crew, tmp_path: Path) -> None:
+    report = report_on("detection", crew, tmp_path)
+    assert {"overlapping_samples", "wrong_evaluation"} <= set(report.checked)
 
 
 @pytest.mark.parametrize("name", table(WRONG, [name for name in CORE if name in WRONG]))

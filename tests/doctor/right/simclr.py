@@ -19,7 +19,7 @@ class TwoViews(Dataset):
         return self.images[n] + 0.1 * torch.randn_like(self.images[n])
 
     def __getitem__(self, n):
-        return self.view(n), self.view(n)
+        return (self.view(n), self.view(n)), n % 5
 
 
 def contrast(one, two, temperature=0.2):
@@ -49,7 +49,7 @@ def main():
 
     for epoch in range(3):
         sampler.set_epoch(epoch)
-        for one, two in loader:
+        for (one, two), _ in loader:
             features = model(torch.cat([one, two]))
             loss = contrast(*features.chunk(2))
             optimizer.zero_grad()
