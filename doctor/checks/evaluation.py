@@ -14,6 +14,7 @@ NEEDS = f"{TRAINING} indices collectives files save"
 
 @check(between=True)
 @finds("wrong_evaluation", WRONG, "convert.md#step-6", NEEDS, alone=True)
+@finds("wrong_evaluation:flag", NOTE, "convert.md#step-6")
 @finds("wrong_evaluation:everyone", WASTED, "convert.md#step-6")
 def check_evaluation(ranks: list[Rank], report: Report) -> str | None:
     """Is each sample evaluated once, and is the sum of all ranks reported?"""
@@ -61,10 +62,10 @@ def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str
     twice = sum(counts.values()) - len(counts)
     missing = size - len(counts)
     at = loaders[0]["at"]
-    kinds = {event["kind"] for passes in phase for one in passes for event in one.reduced}
+    reduced = [event for passes in phase for one in passes for event in one.reduced]
     accelerate = loaders[0]["accelerate"]
-    gathered = any("gather" in kind for kind in kinds)
-    largest = max((e["size"] for passes in phase for one in passes for e in one.reduced), default=0)
+    gathered = any("gather" in event["kind"] for event in reduced)
+    largest = max((event["size"] for event in reduced), default=0)
 
     chosen = any(re.search(CHOSEN, loader["sampler"]) for loader in loaders)
     if missing > 0 and not chosen:
@@ -83,26 +84,44 @@ def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str
             return "views"
         mild = report.teams.exchange
         return report.find("wrong_evaluation:everyone", at, mild, count=size)
-    if len(phase) > 1 and not kinds:
+    if len(phase) > 1 and all(is_flag(event) for event in reduced):
         if joined:
             return "joined"
+        name = "wrong_evaluation:flag" if reduced else "wrong_evaluation:share"
         share = len(phase[0][0].keys())
-        return report.find("wrong_evaluation:share", at, accelerate, share=share, count=size)
+        return report.find(name, at, accelerate, share=share, count=size)
     return None
 
 
+def is_flag(event: dict) -> bool:
+    """One number, 0 or 1, such as a vote for an early stop; but an accuracy may be one, too."""
+    return event["values"] in ([0.0], [1.0])
+
+
 def counted(phase: list[list[Pass]], twice: int) -> set[float]:
-    """Sums that the ranks may have got by all_reduce after their batches, of samples that each has
-    counted: all of its share, or all but some of those that come twice."""
+    """Sums that the ranks may have got by all_reduce of samples that each has counted: all of its
+    share, or all but some of those that come twice."""
     sums = set()
     shares = [sum(len(one.keys()) for one in passes) for passes in phase]
-    reduced = [{id(e): e for one in passes for e in one.reduced}.values() for passes in phase]
-    for events in zip(*reduced, strict=False):
-        values = [event["values"] or [] for event in events]
-        if len({len(part) for part in values}) == 1:
-            for own in zip(*values, strict=True):
-                left = [share - count for share, count in zip(shares, own, strict=True)]
-                sums |= {sum(own)} if 0 <= min(left) and max(left) <= twice else set()
+    numbers = [added(passes) for passes in phase]
+    for key in set.intersection(*map(set, numbers)):
+        own = [mine[key] for mine in numbers]
+        left = [share - count for share, count in zip(shares, own, strict=True)]
+        sums |= {sum(own)} if 0 <= min(left) and max(left) <= twice else set()
+    return sums
+
+
+def added(passes: list[Pass]) -> dict[tuple, float]:
+    """The numbers of a rank that it has reduced: each that came after the last batch, and for each
+    line the sum over all batches. A number of one batch may be as large as a share by chance."""
+    last = max(batch["t"] for one in passes for batch in one.batches)
+    events = {id(e): e for one in passes for e in one.reduced}.values()
+    sums = Counter()
+    for n, event in enumerate(events):
+        for place, value in enumerate(event["values"] or []):
+            sums[str(event["at"]), place] += value
+            if event["t"] >= last:
+                sums[n, place] = value
     return sums
 
 

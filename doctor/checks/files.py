@@ -24,7 +24,7 @@ def check_files(ranks: list[Rank], report: Report) -> None:
         empty = os.path.isfile(path) and os.path.getsize(path) == 0  # a lock, or a sign
         if len(events) > 1 and not empty:
             at = next(iter(events.values()))["at"]
-            return report.find("shared_file", at, ranks=listed(list(events)), path=path)
+            report.find("shared_file", at, ranks=listed(list(events)), path=path)
     for rank in ranks:
         for event in rank.events["loaded"][:1]:
             return report.find("wrapped_keys:loaded", event["at"])

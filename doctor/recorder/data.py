@@ -3,7 +3,6 @@
 import functools
 import multiprocessing
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Collection
@@ -73,7 +72,7 @@ class Data:
             replacement=bool(getattr(sampler, "replacement", False)),
             batch_size=loader.batch_size,
             workers=loader.num_workers,
-            accelerate="accelerate" in sys.modules,
+            accelerate=is_of_accelerate(loader),
         )
 
     def before_pass(self, loader: object) -> None:
@@ -176,6 +175,12 @@ class Data:
         states = {name: self.states[name] for name in changed}
         number = worker and worker.id
         notes.event("drew", of=of, n=n, again=again, worker=number, states=states)
+
+
+def is_of_accelerate(loader: object) -> bool:
+    """Whether accelerate's prepare has made it: it is a common loader, whose parts are not."""
+    parts = [loader, loader.dataset, loader.batch_sampler, getattr(loader, "sampler", None)]
+    return any(type(part).__module__.startswith("accelerate.") for part in parts)
 
 
 class Kept:

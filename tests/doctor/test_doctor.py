@@ -32,11 +32,12 @@ from harness import (
 from slurm import skip_without_slurm
 
 from doctor import checks
+from doctor.checks.evaluation import counted
 from doctor.checks.randomness import equal_stream
 from doctor.checks.speed import check_devices
 from doctor.command import NAMES
 from doctor.findings import KINDS, SEVERITIES
-from doctor.ranks import Rank, ranks_of
+from doctor.ranks import Pass, Rank, ranks_of
 from doctor.recorder.contents import contents
 from doctor.report import LANGUAGES, Report, explain, read_words
 
@@ -180,6 +181,32 @@ def test_what_a_batch_tells(batch: object, targets: int, items: int, count: int 
 def test_rows_that_are_no_items() -> None:
     """As in YOLO's batches: seven objects in four images, all in one tensor."""
     assert contents((IMAGES, torch.rand(7, 6)), 4) == contents((IMAGES,), 4)
+
+
+def test_counts_of_an_evaluation() -> None:
+    """Five samples, of which a padded sampler gives rank 1 one again: what tells that it was left
+    out is the count of all batches, not a number of one batch that happens to be as large."""
+
+    def phase(*numbers: tuple[float, list[float]]) -> list[list[Pass]]:
+        loader, found = {"iterable": False, "batch_size": 2}, []
+        for indices in ([0, 2, 4], [1, 3, 0]):
+            one = Pass(loader, place=0, first=1)
+            one.batches = [{"t": 1, "indices": indices[:2]}, {"t": 3, "indices": indices[2:]}]
+            one.reduced = [{"t": t, "at": ["x.py", 1], "values": [values[len(found)]]}
+                           for t, values in numbers]  # fmt: skip
+            found.append([one])
+        return found
+
+    assert 5 in counted(phase((4, [3.0, 2.0])), 1)  # once, at the end
+    assert 5 in counted(phase((2, [2.0, 2.0]), (4, [1.0, 0.0])), 1)  # batch by batch
+    assert 5 in counted(phase((4, [0.7, 0.9]), (4, [3.0, 2.0])), 1)  # by a function for all
+    assert 5 not in counted(phase((2, [3.0, 2.0]), (4, [4.0, 1.0])), 1)  # objects in images
+
+
+def test_two_findings_about_files(crew: Crew, tmp_path: Path) -> None:
+    text = faults.broken("shared_file").replace("model.state_dict()", "ddp.state_dict()")
+    report = examined_text(crew, text, tmp_path)["en"]
+    assert {found.id for found in report.findings} == {"shared_file", "wrapped_keys"}
 
 
 def test_a_mistake_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

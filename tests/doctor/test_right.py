@@ -76,6 +76,16 @@ VARIANTS = {
         "results_by_files",
         "collect_results(part, len(test_set))", "part if dist.get_rank() == 0 else None",
     ),
+    # After an evaluation ranks vote whether to stop, and nothing adds up their scores.
+    "wrong_vote": (
+        "early_stop",
+        "    dist.all_reduce(totals)\n", "",
+        "        if best and rank == 0:\n",
+        "        vote = torch.tensor(float(stop))\n"
+        "        dist.all_reduce(vote, op=dist.ReduceOp.MAX)\n"
+        "        stop = vote.item() > 0\n"
+        "        if best and rank == 0:\n",
+    ),
     # The repeats of a padded sampler are counted.
     "wrong_padding": (
         "own_share_cut", "[:share]", "", "    assert totals[1] == len(loader.dataset)\n", "",
@@ -108,6 +118,7 @@ WRONG = {
     "wrong_padding": "wrong_evaluation",
     "wrong_pairs_alike": "same_samples",
     "wrong_scheduler": "schedule",
+    "wrong_vote": "wrong_evaluation",
     "wrong_skip": "unequal_steps",
 }
 PROGRAMS = {path.stem for path in FOLDER.glob("*.py")} | VARIANTS.keys()
@@ -116,6 +127,7 @@ CORE = """
     dataset_readers expert_parallel grpo gathered_and_cut lock_file looks_first prefetch_thread
     results_by_files scheduler_by_design sequence_halves tensor_parallel_by_hand views_added_up
     wrong_fsdp_alike wrong_local_rank wrong_no_sampler wrong_contrast wrong_detection
+    wrong_vote
     fresh_mixing normalizer resume_at_end wrong_beside wrong_frozen wrong_statistics
 """.split()
 
@@ -131,6 +143,7 @@ NOTES = {
     "wrong_context_parallel": "no_averaging",
     "wrong_contrast": "overlapping_samples",
     "wrong_statistics": "unequal_buffers",
+    "wrong_vote": "wrong_evaluation",
 }
 NOT_IN_2_6 = ["sharded_checkpoint", "wrong_fsdp_alike", "tensor_and_data_parallel"]  # FSDP2 on CPUs
 

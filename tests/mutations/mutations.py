@@ -508,20 +508,30 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{DOCTOR}::test_fault_is_found[empty_epoch]": [
         ("the doctor sees an empty epoch", 1, "empty = one.ended and", "empty = False and"),
     ],
-    f"{KINDS}::test_batches_of_dicts_are_compared": [
-        ("the doctor tells images from their objects", 1, "if dicts and (", "if False and ("),
-    ],
     f"{KINDS}::test_is_named[wrong_contrast]": [
         ("who gathers features has samples of its own", 1,
          '    if report.teams.together:\n        sharing = "together"\n',
          '    if report.teams.together or report.teams.exchange:\n'
          '        sharing = "together"\n'),
     ],
+    f"{KINDS}::test_is_named[wrong_vote]": [
+        ("a vote is no score", 1, "all(is_flag(event) for event in reduced)", "not reduced"),
+    ],
+    f"{DOCTOR}::test_counts_of_an_evaluation": [
+        ("a number of one batch is no count", 1, 'if event["t"] >= last:', "if True:"),
+        ("counts may come batch by batch", 1, "place] += value", "place] = value"),
+    ],
+    f"{DOCTOR}::test_two_findings_about_files": [
+        ("a shared file hides no wrapped keys", 1,
+         '            report.find("shared_file", at,',
+         '            return report.find("shared_file", at,'),
+    ],
     f"{DOCTOR}::test_rows_that_are_no_items": [
         ("a batch may have rows that are no items", 1,
          "count not in (None, len(tensor))", "False"),
     ],
     f"{DOCTOR}::test_what_a_batch_tells": [
+        ("the doctor tells images from their objects", 1, "if dicts and (", "if False and ("),
         ("a batch may have no rows", 1, "len(tensor) == 0 or", ""),
     ],
     f"{KINDS}::test_epochs_of_an_endless_pass": [
