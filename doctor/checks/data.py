@@ -125,11 +125,13 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
     if loader["iterable"]:
         return check_streams(keys, loader, epoch, report)
 
-    own = sum(len(part) - len(set(part)) for part in keys)
-    drawn = loader["replacement"] or re.search(DRAWN, loader["sampler"])
     if len(passes) < 2:
         return None
-    if own > 1 or drawn:
+    size = max(one.size() for one in passes)
+    own_batches = loader["accelerate"] or not loader["batch_size"]
+    padding = len(passes) * size if own_batches else len(passes) - 1
+    own = sum(len(part) - len(set(part)) for part in keys)
+    if own > padding or loader["replacement"] or re.search(DRAWN, loader["sampler"]):
         return report.skip("overlapping_samples", "repeats")
     if not all(comparable(passes[0], other) for other in passes[1:]):
         return report.skip("overlapping_samples", "files")
@@ -137,9 +139,6 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
     count = sum(map(len, keys))
     union = set().union(*keys)
     twice = count - len(union)
-    size = max(one.size() for one in passes)
-    own_batches = loader["accelerate"] or not loader["batch_size"]
-    padding = len(passes) * size if own_batches else len(passes) - 1
     if twice > padding:
         values = {"epoch": epoch, "twice": twice, "count": count}
         report.find("overlapping_samples", at, report.teams.exchange, **values)
