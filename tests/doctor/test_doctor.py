@@ -30,6 +30,7 @@ from harness import (
     start,
 )
 from slurm import skip_without_slurm
+from torch.utils.data import BatchSampler, DataLoader
 
 from doctor import checks
 from doctor.checks.evaluation import counted
@@ -39,6 +40,7 @@ from doctor.command import NAMES
 from doctor.findings import KINDS, SEVERITIES
 from doctor.ranks import Pass, Rank, ranks_of
 from doctor.recorder.contents import contents
+from doctor.recorder.data import is_of_accelerate
 from doctor.report import LANGUAGES, Report, explain, read_words
 
 
@@ -207,6 +209,15 @@ def test_two_findings_about_files(crew: Crew, tmp_path: Path) -> None:
     text = faults.broken("shared_file").replace("model.state_dict()", "ddp.state_dict()")
     report = examined_text(crew, text, tmp_path)["en"]
     assert {found.id for found in report.findings} == {"shared_file", "wrapped_keys"}
+
+
+def test_loaders_of_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers imports it for scripts that never use it."""
+    monkeypatch.setitem(sys.modules, "accelerate", sys)
+    kind = type("BatchSamplerShard", (BatchSampler,), {"__module__": "accelerate.data_loader"})
+    loader = DataLoader(range(8), batch_size=2)
+    prepared = DataLoader(range(8), batch_sampler=kind(loader.sampler, 2, False))
+    assert not is_of_accelerate(loader) and is_of_accelerate(prepared)
 
 
 def test_a_mistake_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

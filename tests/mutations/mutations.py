@@ -517,6 +517,11 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{KINDS}::test_is_named[wrong_vote]": [
         ("a vote is no score", 1, "all(is_flag(event) for event in reduced)", "not reduced"),
     ],
+    f"{DOCTOR}::test_loaders_of_accelerate": [
+        ("the doctor knows accelerate's loaders", 1,
+         'return any(type(part).__module__.startswith("accelerate.") for part in parts)',
+         'return "accelerate" in __import__("sys").modules'),
+    ],
     f"{DOCTOR}::test_counts_of_an_evaluation": [
         ("a number of one batch is no count", 1, 'if event["t"] >= last:', "if True:"),
         ("counts may come batch by batch", 1, "place] += value", "place] = value"),
