@@ -210,6 +210,17 @@ def test_benchmark(tmp_path: Path) -> None:
     assert sorted(asked) == ["gloo"] * 2 + ["nccl"] * 10
 
 
+@pytest.mark.proof
+def test_allreduce_by_hand(tmp_path: Path) -> None:
+    """As its first lines say, for several machines: over nccl, where there are GPUs."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    script = TOOLS / "benchmark/allreduce.py"
+    done = run([*torchrun, "--nproc-per-node", 2, script], tmp_path, env=environment(2, tmp_path))
+    assert done.returncode == 0 and '"100 MiB GB/s"' in done.stdout, done.output
+    asked = [row["backend"] for row in notes.read(tmp_path) if row["what"] == "init"]
+    assert asked == ["nccl"] * 2
+
+
 SCRIPT = (ROOT / "docs/examples/convert/multi.py").read_text()
 DOCTORED = {
     "right": ("", "", set()),
