@@ -38,7 +38,7 @@ def really_launched(example: Path, logs: Path) -> str:
     launcher, *words = words_of(example)
     if launcher == "torchrun":
         words = ["-m", "torch.distributed.run", "--redirects", "1", "--log-dir", logs, *words]
-    result = run_short([sys.executable, *words], ROOT, 180, ON_CPU)
+    result = run_short([sys.executable, *words], ROOT, env=ON_CPU)
     assert result.returncode == 0, result.output
     # torchrun makes a folder of logs for each launch; those before the last one aborted.
     launches = sorted(logs.glob("*"), key=lambda path: path.stat().st_mtime_ns)
