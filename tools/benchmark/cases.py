@@ -30,14 +30,20 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TORCHRUN += ["--standalone", "--nproc-per-node", "2"]
 
 
-def launched(words: list, folder: Path, **environment: str) -> str | None:
+# The work is done, and gloo's threads race with the end of Python: docs/en/troubleshooting.md#end
+GLOO_ABORT = "terminate called without an active exception"
+
+
+def launched(words: list, folder: Path, tries: int = 3, **environment: str) -> str | None:
     """Why a run in the folder failed: the first error that a rank tells."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log.txt"
     command = ["env", "-C", folder, *words]
     quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **environment}
     ended = run_bounded(command, quiet, 200, log)
     text = log.read_text(errors="replace")
+    if ended and GLOO_ABORT in text and tries > 1:
+        return launched(words, folder, tries - 1, **environment)
     errors = re.findall(r"^(?:\[rank\d\]: )?(\w*Error: .{,300})", text, re.M)
     signals = re.findall(r"traceback : (Signal \d+ \(\w+\))", text)
     return ended and (errors + signals + [ended])[0]
