@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cases import DOCTOR, TORCHRUN
 from crew import Crew
-from examined import assert_all_ran, examined, shown
+from examined import OLDEST, assert_all_ran, examined, shown
 from harness import ROOT, run
 
 from doctor.report import LANGUAGES, Finding, Report
@@ -42,6 +42,8 @@ def seen(crew: Crew, name: str, folder: Path, *argv: str) -> dict[str, Report]:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_case(name: str, crew: Crew, tmp_path: Path, show: Callable) -> None:
+    if OLDEST and name == "lightly_barlow":
+        pytest.skip("no gradient comes through torch 2.6's functional all_reduce")
     case = KNOWN[name]
     for language, report in seen(crew, name, tmp_path / "faulty").items():
         wrong = [(f.id, f.line) for f in report.findings if f.severity != "note"]

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from crew import Crew
 from examined import assert_all_ran, examined_text
 from harness import ROOT
@@ -145,7 +144,6 @@ NOTES = {
     "wrong_statistics": "unequal_buffers",
     "wrong_vote": "wrong_evaluation",
 }
-NOT_IN_2_6 = ["sharded_checkpoint", "wrong_fsdp_alike", "tensor_and_data_parallel"]  # FSDP2 on CPUs
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +153,6 @@ def crew() -> Iterator[Crew]:
 
 
 def report_on(name: str, crew: Crew, folder: Path) -> Report:
-    if name in NOT_IN_2_6 and not hasattr(torch.cpu.Stream, "record_event"):
-        pytest.skip("FSDP2 does not train on CPUs in torch 2.6")
     whole, *words = VARIANTS.get(name, (name,))
     text = faults.changed((FOLDER / f"{whole}.py").read_text(), words)
     report = examined_text(crew, text, folder, world_size=RANKS.get(whole, 2))["en"]
@@ -202,4 +198,4 @@ def test_programs() -> None:
     """Each is right or in the table of wrong ones, and the tables name none that is not there."""
     for path in FOLDER.glob("*.py"):
         assert (path.stem in WRONG) == path.read_text().startswith('"""Wrong: '), path
-    assert {*WRONG, *RANKS, *NOTES, *NOT_IN_2_6} <= PROGRAMS
+    assert {*WRONG, *RANKS, *NOTES} <= PROGRAMS
