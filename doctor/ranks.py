@@ -38,6 +38,10 @@ class Pass:
         """Its samples have indices, which were not seen."""
         return not self.loader["iterable"] and any("indices" not in one for one in self.batches)
 
+    def grouped(self) -> bool:
+        """Its indices are lists or tuples, each of which may stand for several samples."""
+        return any(str(key)[0] in "([" for key in self.column("indices"))
+
     def keys(self) -> list:
         """What tells samples apart: indices, or what an IterableDataset has made."""
         if not self.loader["iterable"]:

@@ -142,6 +142,9 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
     if twice > padding:
         values = {"epoch": epoch, "twice": twice, "count": count}
         report.find("overlapping_samples", at, report.teams.exchange, **values)
+    elif any(one.grouped() for one in passes):
+        report.skip("same_samples", "grouped")
+        report.skip("overlapping_samples", "grouped")
     return None
 
 
@@ -157,6 +160,8 @@ def check_whole(epochs: list[tuple[Pass, ...]], report: Report) -> None:
         if loader["iterable"] or re.search(CHOSEN, loader["sampler"]) or unseen <= dropped:
             return
         if not all(comparable(passes[0], other) for other in passes[1:]):
+            return
+        if any(one.grouped() for one in passes):
             return
         if own and any(
             abs(len(part) * len(passes) - one.loader["length"]) > dropped

@@ -45,6 +45,8 @@ def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str
         return "iterable"
     if not all(comparable(passes[0], phase[0][0]) for passes in phase):
         return "files"
+    if any(one.grouped() for passes in phase for one in passes):
+        return "grouped"
 
     counts = Counter()
     parts = {}

@@ -69,6 +69,15 @@ FAULTY = {
 }  # fmt: skip
 
 RIGHT = {
+    "a list of samples for an index": (
+        "DataLoader(train_set, batch_size=8, sampler=sampler",
+        "DataLoader(train_set, collate_fn=lambda batch: batch[0], "
+        "sampler=BatchSampler(sampler, 5, False)",
+        "DataLoader(share, batch_size=8",
+        "DataLoader(val_set, collate_fn=lambda batch: batch[0], "
+        "sampler=BatchSampler(range(rank, len(val_set), world_size), 5, False)",
+        IMPORTS, IMPORTS + "from torch.utils.data import BatchSampler\n",
+    ),
     "drawn with replacement": (
         SAMPLER, "torch.utils.data.WeightedRandomSampler(torch.ones(70), 35)", EPOCH, "",
     ),
