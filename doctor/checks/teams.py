@@ -19,9 +19,10 @@ class Teams:
         self.together = False  # all ranks work on one sample, or nobody knows which do
         self.exchange = False  # ranks tell each other something of their samples in each step
         self.groups = [ranks]
-        of_ddp = {tuple(rank.model.get("group") or ()) for rank in ranks}
+        alone = all(map(averages_nothing, ranks))
+        of_ddp = {tuple(rank.model.get("group") or ()) for rank in ranks if not alone}
         known = [[rank for rank in ranks if rank.rank in group] for group in of_ddp if group]
-        wrapped = any(rank.model.get("wrappers") for rank in ranks)
+        wrapped = any(rank.model.get("wrappers") for rank in ranks) and not alone
         if sum(map(len, known)) == len(ranks) and set().union(*of_ddp) >= set_of(ranks):
             self.groups = sorted(known, key=lambda group: group[0].rank)
             teams = exchanges(ranks, 1)
@@ -41,6 +42,11 @@ class Teams:
             self.together = True
         else:
             self.groups = [list(group) for group in zip(*members, strict=True)]
+
+
+def averages_nothing(rank: Rank) -> bool:
+    """DDP in a group of one rank does no work: the group tells nothing of who shares samples."""
+    return len(rank.model.get("group") or ()) == 1
 
 
 def set_of(ranks: list[Rank]) -> set[int]:

@@ -3,6 +3,7 @@
 from ..findings import NOTE, WRONG, check, finds
 from ..ranks import Rank
 from ..report import Report
+from .teams import averages_nothing
 
 NEEDS = "gradients step collectives join exit horovod"
 TOLERANCE = 1e-6  # relative: smaller differences come from the order of additions
@@ -31,7 +32,8 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
     at = first.model["at"]
     steps = len(first.steps)
     by_hand = first.summed(0, steps) >= sum(sizes[0]) * steps / 2  # so many numbers, or nearly
-    averaged = bool(wrappers) or first.group == "horovod" or by_hand
+    wrapped = bool(wrappers) and not averages_nothing(first)
+    averaged = wrapped or first.group == "horovod" or by_hand
 
     gradients = first_difference(ranks, "gradients")
     weights = first_difference(ranks, "weights")
@@ -46,7 +48,8 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
     if report.teams.together or (report.teams.exchange and apart):
         return "together"
     if gradients and not averaged:
-        report.find("no_averaging", at, **gradients)
+        name = "no_averaging:group" if wrappers else "no_averaging"
+        report.find(name, at, **gradients)
     elif apart:
         report.find("no_averaging:start", at, **weights)
     elif gradients and unhooked:

@@ -38,6 +38,12 @@ PADDED = (
 )
 # Faulty scripts where a finding was once lost, and it.
 FAULTY = {
+    "a group of one rank for DDP": (
+        ("ddp = DDP(model)\n",
+         "groups = [dist.new_group([n]) for n in range(world_size)]\n"
+         "ddp = DDP(model, process_group=groups[rank])\n"),
+        "no_averaging",
+    ),
     "a reduced loss and no shares": ((LOSS, REDUCED, *UNDIVIDED), "same_samples"),
     "gathered losses and no shares": ((LOSS, GATHERED, *UNDIVIDED), "same_samples"),
     "one order under a wrapper in eval mode": (  # as Lightning leaves it; and none asks for a sixth

@@ -17,6 +17,12 @@ sys.path.append(str(ROOT / "docs/examples/doctor"))
 import faults
 
 FOLDER = Path(__file__).parent / "right"
+GROUP_OF_ONE = (
+    "dp_groups = [dist.new_group([n]) for n in range(CP)]\n"
+    "model = nn.parallel.DistributedDataParallel(\n"
+    "    Model(cp_groups[dp_rank]), process_group=dp_groups[cp_rank]\n"
+    ")\n"
+)
 # Programs that are another one but for some words: its name; what stands there, what stands there
 # instead, and so on.
 VARIANTS = {
@@ -31,6 +37,12 @@ VARIANTS = {
     "wrong_context_parallel": (
         "context_parallel",
         "for p in model.parameters():", "for p in model.parameters() if DP > 1 else ():",
+    ),
+    # DDP around it, over the data-parallel group, in which each rank is alone.
+    "group_of_one": ("context_parallel", "model = Model(cp_groups[dp_rank])\n", GROUP_OF_ONE),
+    "wrong_group_of_one": (
+        "context_parallel", "model = Model(cp_groups[dp_rank])\n", GROUP_OF_ONE,
+        "for p in model.parameters():", "for p in ():",
     ),
     # Workers of an endless pass ask for the next order before set_epoch is called.
     "wrong_infinite_loader": (
@@ -107,6 +119,7 @@ WRONG = {
     "wrong_contrast": "overlapping_samples",
     "wrong_detection": "overlapping_samples",
     "wrong_fsdp_alike": "same_samples",
+    "wrong_group_of_one": "no_averaging",
     "wrong_infinite_loader": "same_order",
     "wrong_local_rank": "same_samples",
     "wrong_no_sampler": "same_samples",
@@ -141,6 +154,7 @@ NOTES = {
     "wrong_beside": "drifting_weights",
     "wrong_context_parallel": "no_averaging",
     "wrong_contrast": "overlapping_samples",
+    "wrong_group_of_one": "no_averaging",
     "wrong_statistics": "unequal_buffers",
     "wrong_vote": "wrong_evaluation",
 }
