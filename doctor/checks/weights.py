@@ -133,7 +133,8 @@ def sweeps(ranks: list[Rank]) -> bool:
     """Whether each rank trains a model of its own on purpose: with other settings, and alone."""
     models = [rank.model.get("sizes") for rank in ranks]
     settings = [rank.steps[0]["settings"] for rank in ranks if rank.steps]
-    together = any(rank.model.get("wrappers") or rank.summed(0, 10**9) > 100 for rank in ranks)
+    wrapped = any(rank.model.get("wrappers") and not averages_nothing(rank) for rank in ranks)
+    together = wrapped or any(rank.summed(0, 10**9) > 100 for rank in ranks)
     alike = all(model == models[0] for model in models) and len(set(settings)) < 2
     return not together and not alike and ranks[0].group != "horovod"
 

@@ -36,13 +36,22 @@ PADDED = (
     "DataLoader(share, batch_size=8)",
     "DataLoader(val_set, 8, sampler=DistributedSampler(val_set, shuffle=False))",
 )
+GROUP_OF_ONE = (
+    "groups = [dist.new_group([n]) for n in range(world_size)]\n"
+    "ddp = DDP(model, process_group=groups[rank])\n"
+)
+SWEEP = (  # each rank trains a model of its own, on all samples
+    "0.1 * world_size", "0.1 * (1 + rank)",
+    SAMPLER, "torch.utils.data.RandomSampler(train_set)", EPOCH, "",
+    "    for buffer in model.buffers():\n        dist.broadcast(buffer, 0)\n", "",
+    "in val_loader:", "in DataLoader(val_set, batch_size=8):",
+    "    dist.all_reduce(totals)\n", "",
+    "    if rank == 0:\n", "    if True:\n", '"checkpoint.pt"', 'f"checkpoint-{rank}.pt"',
+)  # fmt: skip
 # Faulty scripts where a finding was once lost, and it.
 FAULTY = {
     "a group of one rank for DDP": (
-        ("ddp = DDP(model)\n",
-         "groups = [dist.new_group([n]) for n in range(world_size)]\n"
-         "ddp = DDP(model, process_group=groups[rank])\n"),
-        "no_averaging",
+        ("ddp = DDP(model)\n", GROUP_OF_ONE), "no_averaging",
     ),
     "a reduced loss and no shares": ((LOSS, REDUCED, *UNDIVIDED), "same_samples"),
     "gathered losses and no shares": ((LOSS, GATHERED, *UNDIVIDED), "same_samples"),
@@ -178,15 +187,8 @@ RIGHT = {
         LOOP, "    batches = list(loader)\n    for images, targets in batches:\n",
     ),
     "a stream divided by rank and worker": STREAM,
-    "a sweep": (  # each rank trains a model of its own, on all samples
-        "ddp = DDP(model)\n", "ddp = model\n",
-        "0.1 * world_size", "0.1 * (1 + rank)",
-        SAMPLER, "torch.utils.data.RandomSampler(train_set)", EPOCH, "",
-        "    for buffer in model.buffers():\n        dist.broadcast(buffer, 0)\n", "",
-        "in val_loader:", "in DataLoader(val_set, batch_size=8):",
-        "    dist.all_reduce(totals)\n", "",
-        "    if rank == 0:\n", "    if True:\n", '"checkpoint.pt"', 'f"checkpoint-{rank}.pt"',
-    ),
+    "a sweep": ("ddp = DDP(model)\n", "ddp = model\n", *SWEEP),
+    "a sweep under DDP": ("ddp = DDP(model)\n", GROUP_OF_ONE, *SWEEP),
     "batch divided": (
         f"sampler = {SAMPLER}\n", f"batch_size = 16\nsampler = {SAMPLER}\n",
         "batch_size=8, sampler", "batch_size=batch_size // world_size, sampler",
