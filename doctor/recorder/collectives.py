@@ -1,6 +1,7 @@
 """Collectives that the script calls, and gradients that get lost in them."""
 
 import functools
+import inspect
 import os
 import re
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group as resolve_group
 from torch.nn import SyncBatchNorm
 from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
@@ -21,25 +23,32 @@ from .window import window
 # name, unless it has another word; those of CORE are there in any torch.
 WORDS = "reduce|gather|scatter|broadcast|all_?to_?all|barrier|^send$|^recv"
 CORE = ("allreduce", "broadcast", "allgather", "barrier", "send", "recv")
+FUNCTIONAL = (
+    "(all_reduce|broadcast|all_gather|reduce_scatter|all_to_all)(_tensor|_single)?(_autograd)?"
+)
+TORCH = os.path.dirname(torch.__file__) + os.sep
 FSDP = os.path.join("torch", "distributed", "fsdp", "")
 SYNC_BATCH_NORM = sys.modules[SyncBatchNorm.__module__].__file__
 
 
 def collective(kind: str, group: object, *args: object, **_: object) -> None:
     given = tensors_in(args[:1])
-    size = sum(tensor.numel() for tensor in given)
     exchanged(kind, group, *args)
     if kind in ("send", "recv", "recv_anysource"):
         return
+    note(kind, group, given)
+    notes.call("lost", trace.send, args, given)
+
+
+def note(kind: str, group: object, given: list) -> None:
     notes.event(
         "collective",
         group=str(getattr(group, "group_name", "horovod")),
         kind=kind,
-        size=size,
+        size=sum(tensor.numel() for tensor in given),
         values=few_values(given) if kind == "allreduce" else None,
         at=user_line(),
     )
-    notes.call("lost", trace.send, args, given)
 
 
 def few_values(tensors: list) -> list | None:
@@ -50,15 +59,14 @@ def few_values(tensors: list) -> list | None:
     return [float(value) for tensor in tensors for value in tensor.detach().flatten().tolist()]
 
 
-def exchanged(kind: str, group: object, *args: object) -> None:
-    """Before backward: ranks may work on one sample together."""
+def exchanged(kind: str, group: object, *args: object, followed: bool = False) -> None:
+    """Before backward: ranks may work on one sample together. followed: by autograd."""
     if group is None or kind in ("barrier", "monitored_barrier", "broadcast"):
         return
     own = tensors_in(args[1:2] if "gather" in kind else args[:1]) or tensors_in(args[:1])
     if window.wrapped and "gather" in kind:  # losses are gathered for a log
         own = [tensor for tensor in own if tensor.dim() > 1 or not tensor.requires_grad]
     size = sum(tensor.numel() for tensor in own if tensor.is_floating_point())
-    followed = False  # by autograd
     frame = sys._getframe(1)
     while frame and size:
         name = frame.f_code.co_filename
@@ -173,6 +181,37 @@ def attach(probe: str, group: type) -> None:
         raise AttributeError(f"ProcessGroup has no {', '.join(missing)}")
     for name in names:
         hook(probe, group, name, functools.partial(collective, name.strip("_")))
+
+
+def attach_functional(probe: str, module: object) -> None:
+    """Those of torch.distributed._functional_collectives, below which Python sees nothing."""
+
+    def tell(kind: str, tensor: object, group: object) -> None:
+        group = resolve_group(module._resolve_group_name(group))
+        followed = tensor.requires_grad and torch.is_grad_enabled()
+        exchanged(kind, group, tensor, followed=followed)
+        note(kind, group, [tensor])
+
+    def watched(kind: str, own: Callable) -> Callable:
+        signature = inspect.signature(own)
+
+        @functools.wraps(own)
+        def call(*args: object, **kwargs: object) -> object:
+            if torch.compiler.is_compiling():
+                return own(*args, **kwargs)
+            # torch's own calls, of DTensors say, are none of the script's.
+            if not sys._getframe(1).f_code.co_filename.startswith(TORCH):
+                given = signature.bind(*args, **kwargs).arguments
+                notes.call(probe, tell, kind, given["self"], given["group"])
+            with unseen:
+                return own(*args, **kwargs)
+
+        return call
+
+    for name in dir(module):
+        if found := re.fullmatch(FUNCTIONAL, name):
+            kind = found[1].replace("_", "")
+            setattr(module, name, watched(kind, getattr(module, name)))
 
 
 CURRENT_MODE: list[Callable] = []

@@ -33,6 +33,8 @@ PROBES = (
     Probe("rank", "torch.distributed.distributed_c10d.init_process_group",
           after=collectives.note_rank, also="torch.distributed.init_process_group"),
     Probe("collectives", "torch.distributed.ProcessGroup", attach=collectives.attach),
+    Probe("collectives", "torch.distributed._functional_collectives",
+          attach=collectives.attach_functional, public=False),
     Probe("join", "torch.distributed.algorithms.join.Join.__enter__", collectives.note_join),
     Probe("lost", "torch.overrides._get_current_function_mode",
           attach=collectives.follow_losses, public=False),

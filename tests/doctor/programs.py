@@ -84,6 +84,17 @@ FAULTY = {
 }  # fmt: skip
 
 RIGHT = {
+    "functional collectives": (
+        IMPORTS, IMPORTS + "from torch.distributed._functional_collectives import all_reduce\n",
+        "    dist.all_reduce(totals)\n",
+        "    totals = all_reduce(totals, 'sum', dist.group.WORLD)\n",
+        *UNDER_RANK, STEP,
+        STEP.replace(
+            "        optimizer.step()\n",
+            AVERAGE.replace("dist.all_reduce(flat)", "flat = all_reduce(flat, 'sum', [0, 1])")
+            + "        optimizer.step()\n",
+        ),
+    ),
     "a list of samples for an index": (
         "DataLoader(train_set, batch_size=8, sampler=sampler",
         "DataLoader(train_set, collate_fn=lambda batch: batch[0], "

@@ -455,6 +455,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("DDP in a group of one rank averages nothing", 1,
          'len(rank.model.get("group") or ()) == 1', "False"),
     ],
+    f"{DOCTOR}::test_no_false_alarm[functional-collectives]": [
+        ("functional collectives are seen", 1,
+         "if not sys._getframe(1).f_code", "if sys._getframe(1).f_code"),
+    ],
     f"{DOCTOR}::test_no_false_alarm[a-sweep-under-DDP]": [
         ("ranks may train models of their own under DDP", 1,
          "and not averages_nothing(rank) for rank in ranks", "for rank in ranks"),
