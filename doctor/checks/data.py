@@ -53,8 +53,8 @@ def check_samples(ranks: list[Rank], report: Report) -> str | None:
         check_endless(one, report)
     if not again and not any(has_epochs(one, len(ranks)) for one in endless):
         report.skip("same_order", "epoch")
-    for name in ("same_samples", "overlapping_samples") if sharing else ():
-        report.skip(name, sharing)
+    if sharing:
+        skip_shares(report, sharing)
     return None
 
 
@@ -121,7 +121,7 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
                 elif loader["replacement"] or re.search(DRAWN, loader["sampler"]):
                     name = "same_samples:drawn"
                 return report.find(name, at, **values, sampler=loader["sampler"])
-            return report.skip("same_samples", "files")
+            return skip_shares(report, "files")
     if loader["iterable"]:
         return check_streams(keys, loader, epoch, report)
 
@@ -134,7 +134,7 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
     if own > padding or loader["replacement"] or re.search(DRAWN, loader["sampler"]):
         return report.skip("overlapping_samples", "repeats")
     if not all(comparable(passes[0], other) for other in passes[1:]):
-        return report.skip("overlapping_samples", "files")
+        return skip_shares(report, "files")
 
     count = sum(map(len, keys))
     union = set().union(*keys)
@@ -143,9 +143,13 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
         values = {"epoch": epoch, "twice": twice, "count": count}
         report.find("overlapping_samples", at, report.teams.exchange, **values)
     elif any(one.grouped() for one in passes):
-        report.skip("same_samples", "grouped")
-        report.skip("overlapping_samples", "grouped")
+        skip_shares(report, "grouped")
     return None
+
+
+def skip_shares(report: Report, why: str) -> None:
+    report.skip("same_samples", why)
+    report.skip("overlapping_samples", why)
 
 
 def check_whole(epochs: list[tuple[Pass, ...]], report: Report) -> None:
@@ -238,6 +242,8 @@ def has_epochs(one: Pass, ranks: int) -> bool:
 
 def comparable(one: Pass, other: Pass) -> bool:
     """Whether equal indices mean equal samples: the data sets, or what they gave, agree."""
+    if one is other:
+        return True
     mine, theirs = (part.by_key("targets") for part in (one, other))
     targets = mine.keys() & theirs.keys()
     if any(mine[key] != theirs[key] for key in targets):
@@ -247,5 +253,10 @@ def comparable(one: Pass, other: Pass) -> bool:
     items = mine.keys() & theirs.keys()
     same = [mine[key] == theirs[key] for key in items]
     if one.loader["fingerprint"] == other.loader["fingerprint"]:
-        return bool(targets) or not same or any(same)  # augmented images differ, targets do not
+        if targets or any(same):
+            return True  # augmented images differ, targets do not
+        if same:
+            return False
+        common = set(one.keys()) & set(other.keys())  # of which nobody saw what they gave
+        return not common or one.loader["described"]
     return bool(same) and all(same)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group as resolve_group
 from torch.nn import SyncBatchNorm
 from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
@@ -187,7 +186,8 @@ def attach_functional(probe: str, module: object) -> None:
     """Those of torch.distributed._functional_collectives, below which Python sees nothing."""
 
     def tell(kind: str, tensor: object, group: object) -> None:
-        group = resolve_group(module._resolve_group_name(group))
+        name = module._resolve_group_name(group)
+        group = dist.distributed_c10d._resolve_process_group(name)
         followed = tensor.requires_grad and torch.is_grad_enabled()
         exchanged(kind, group, tensor, followed=followed)
         note(kind, group, [tensor])

@@ -27,12 +27,25 @@ def fingerprint(dataset: object) -> str:
     for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
         if isinstance(value, str | int | float | bool):
             text.append(f"{name}={value!r}")
-        elif type(value).__module__ in ("torch", "numpy") or isinstance(value, SEQUENCES):
+        elif is_array(value) or isinstance(value, SEQUENCES):
             with suppress(Exception):
                 some = value[:: max(1, len(value) // 16)]
                 text.append(f"{name}={len(value)} {some!r:.5000}")
     plain = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(text))
     return hashlib.md5(plain.encode()).hexdigest()
+
+
+def described(dataset: object) -> bool:
+    """Whether its fingerprint has more than numbers. Places in a range(n), say, may stand for other
+    samples on each rank."""
+    if isinstance(dataset, list | tuple):
+        return True
+    values = getattr(dataset, "__dict__", {}).values()
+    return any(isinstance(value, str | list | tuple) or is_array(value) for value in values)
+
+
+def is_array(value: object) -> bool:
+    return type(value).__module__ in ("torch", "numpy")
 
 
 def numbered(dataset: object) -> Iterator[tuple[str, tuple]]:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 import torch
 from torch.utils.data import IterableDataset, Subset
 
-from .contents import contents, fingerprint, length_of, numbered, to_root
+from .contents import contents, described, fingerprint, length_of, numbered, to_root
 from .notes import notes, unseen, user_line
 from .randomness import generators
 from .training import training
@@ -66,6 +66,7 @@ class Data:
             length=None if iterable else length_of(loader.dataset),
             root=None if iterable else length_of(root),
             fingerprint=fingerprint(root),
+            described=described(root),
             subset=fingerprint(loader.dataset) if root is not loader.dataset else "",
             numbered=dict(numbered(root)),
             sampler=type(sampler).__name__,

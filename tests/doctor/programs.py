@@ -95,6 +95,20 @@ RIGHT = {
             + "        optimizer.step()\n",
         ),
     ),
+    "a share in collate_fn": (  # indices are places in it, and a batch is an object
+        IMPORTS,
+        IMPORTS + "\n\nclass Pair:\n"
+        "    def __init__(self, parts):\n        self.parts = parts\n\n"
+        "    def __iter__(self):\n        return iter(self.parts)\n\n",
+        "images[70:], targets[70:]", "images[70:90], targets[70:90]",
+        "share = Subset(val_set, range(rank, len(val_set), world_size))\n",
+        "mine, own = (torch.arange(rank, size, world_size) for size in (70, 20))\n",
+        "DataLoader(train_set, batch_size=8, sampler=sampler)",
+        "DataLoader(range(35), 8, True, generator=torch.Generator().manual_seed(0),\n"
+        "                    collate_fn=lambda places: Pair(train_set[mine[places]]))",
+        "DataLoader(share, batch_size=8)",
+        "DataLoader(range(10), 8, collate_fn=lambda places: Pair(val_set[own[places]]))",
+    ),
     "a list of samples for an index": (
         "DataLoader(train_set, batch_size=8, sampler=sampler",
         "DataLoader(train_set, collate_fn=lambda batch: batch[0], "

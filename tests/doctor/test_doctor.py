@@ -443,6 +443,24 @@ def test_chapters(chapter: str, tmp_path: Path) -> None:
     launched(chapter, [*FLAGS, "--epochs", "3", "--resume", "auto"], tmp_path)
 
 
+def test_compiled_collectives(tmp_path: Path) -> None:
+    """torch.compile traces functional collectives as a whole, although they are replaced."""
+    (tmp_path / "script.py").write_text(
+        "import torch\n"
+        "import torch.distributed as dist\n"
+        "from torch.distributed._functional_collectives import all_reduce\n\n"
+        'dist.init_process_group("gloo")\n'
+        "@torch.compile(fullgraph=True, backend='eager')\n"
+        "def add(x):\n"
+        "    return all_reduce(x, 'sum', dist.group.WORLD)\n"
+        "print(add(torch.ones(2)).tolist(), flush=True)\n"
+        "dist.barrier()\n"
+        "dist.destroy_process_group()\n"
+    )
+    result = run([*TOOL, *TORCHRUN, "script.py"], tmp_path)
+    assert result.stdout.count("[2.0, 2.0]") == 2, result.output
+
+
 @pytest.mark.proof
 def test_same_bits_compiled(tmp_path: Path) -> None:
     """Nothing that torch.compile traces has been replaced."""

@@ -463,6 +463,15 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("ranks may train models of their own under DDP", 1,
          "and not averages_nothing(rank) for rank in ranks", "for rank in ranks"),
     ],
+    f"{DOCTOR}::test_no_false_alarm[a-share-in-collate_fn]": [
+        ("places in a range may be of a rank's own", 1,
+         'not common or one.loader["described"]', "True"),
+    ],
+    f"{DOCTOR}::test_compiled_collectives": [
+        ("functional collectives can be compiled", 1,
+         "if torch.compiler.is_compiling():\n                return",
+         "if False:\n                return"),
+    ],
     f"{DOCTOR}::test_no_false_alarm[a-list-of-samples-for-an-index]": [
         ("an index may stand for several samples", 1, 'str(key)[0] in "(["', "False"),
     ],
