@@ -42,6 +42,11 @@ class Pass:
         """Its indices are lists or tuples, each of which may stand for several samples."""
         return any(str(key)[0] in "([" for key in self.column("indices"))
 
+    def repeats(self) -> bool:
+        """A sample came twice, and not in its last batch only, which samplers fill up."""
+        keys = [key for batch in self.batches[:-1] for key in batch.get("indices") or []]
+        return len(set(keys)) < len(keys)
+
     def keys(self) -> list:
         """What tells samples apart: indices, or what an IterableDataset has made."""
         if not self.loader["iterable"]:

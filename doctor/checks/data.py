@@ -131,7 +131,8 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
     own_batches = loader["accelerate"] or not loader["batch_size"]
     padding = len(passes) * size if own_batches else len(passes) - 1
     own = sum(len(part) - len(set(part)) for part in keys)
-    if own > padding or loader["replacement"] or re.search(DRAWN, loader["sampler"]):
+    drawn = any(one.repeats() for one in passes) or loader["replacement"]
+    if own > padding or drawn or re.search(DRAWN, loader["sampler"]):
         return report.skip("overlapping_samples", "repeats")
     if not all(comparable(passes[0], other) for other in passes[1:]):
         return skip_shares(report, "files")
@@ -165,7 +166,7 @@ def check_whole(epochs: list[tuple[Pass, ...]], report: Report) -> None:
             return
         if not all(comparable(passes[0], other) for other in passes[1:]):
             return
-        if any(one.grouped() for one in passes):
+        if any(one.grouped() or one.repeats() for one in passes):
             return
         if own and any(
             abs(len(part) * len(passes) - one.loader["length"]) > dropped
@@ -212,6 +213,9 @@ def check_streams(keys: list[list], loader: dict, epoch: int, report: Report) ->
 def check_order(before: Pass, now: Pass, report: Report) -> None:
     if now.loader["iterable"] or before.place == now.place:
         return
+    if not now.loader["shuffles"]:
+        report.skip("same_order", "fixed")
+        return
     if before.loader["fingerprint"] != now.loader["fingerprint"]:
         return
 
@@ -225,6 +229,9 @@ def check_endless(one: Pass, report: Report) -> None:
     """A pass that goes on for several epochs: is the second one like the first?"""
     keys = one.keys()
     if one.loader["iterable"] or keys.count((keys or [None])[0]) < 2:
+        return
+    if not one.loader["shuffles"]:
+        report.skip("same_order", "fixed")
         return
     count = keys.index(keys[0], 1)  # where the first sample comes again
     epoch = keys[:count]

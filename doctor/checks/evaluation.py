@@ -47,6 +47,8 @@ def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str
         return "files"
     if any(one.grouped() for passes in phase for one in passes):
         return "grouped"
+    if any(one.repeats() for passes in phase for one in passes):
+        return "repeats"
 
     counts = Counter()
     parts = {}
@@ -72,6 +74,12 @@ def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str
     chosen = any(re.search(CHOSEN, loader["sampler"]) for loader in loaders)
     if missing > 0 and not chosen:
         return report.find("wrong_evaluation:part", at, accelerate, missing=missing, count=size)
+    if len(phase) > 1 and not everyone and all(map(is_flag, reduced)):
+        if joined:
+            return "joined"
+        name = "wrong_evaluation:flag" if reduced else "wrong_evaluation:share"
+        share = len(phase[0][0].keys())
+        return report.find(name, at, accelerate, share=share, count=size)
     if twice > 0 and not chosen:
         if joined:
             return "joined"
@@ -86,12 +94,6 @@ def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str
             return "views"
         mild = report.teams.exchange
         return report.find("wrong_evaluation:everyone", at, mild, count=size)
-    if len(phase) > 1 and all(is_flag(event) for event in reduced):
-        if joined:
-            return "joined"
-        name = "wrong_evaluation:flag" if reduced else "wrong_evaluation:share"
-        share = len(phase[0][0].keys())
-        return report.find(name, at, accelerate, share=share, count=size)
     return None
 
 

@@ -73,11 +73,15 @@ def check_schedule(ranks: list[Rank], report: Report) -> str | None:
         return "optimizer"
     rates = [max(step["rates"], default=0) for step in rank.steps]
     moving = max((n for n, rate in enumerate(rates, 1) if rate > 0), default=0)
+    optimizers = [step["optimizer"] for step in rank.steps]
+    # All that moves a rate was seen.
+    told = len(set(zip(optimizers, rates, strict=True))) == len(set(optimizers))
     over = moving and len(rates) - moving > max(2, 0.2 * len(rates))
     for scheduler in rank.events["scheduler"]:
         places = [dict(step["schedules"]).get(scheduler["id"]) for step in rank.steps]
         places = [place for place in places if place is not None]
         turns = [after - before for before, after in pairwise(places)]
+        told = told or any(turns)
         if len(turns) < 3:
             continue
         at = scheduler["at"]
@@ -94,4 +98,4 @@ def check_schedule(ranks: list[Rank], report: Report) -> str | None:
     if over:
         at = rank.sets_rate(rank.steps[moving])
         report.find("schedule:over", at, step=moving, steps=len(rates))
-    return None
+    return None if told or over else "rates"

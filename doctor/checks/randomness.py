@@ -18,6 +18,8 @@ def check_randomness(ranks: list[Rank], report: Report) -> str | None:
         return "together" if report.teams.together else "exchange"
     # A new pass draws a seed for its workers, equal or not: only steps of one pass are asked.
     short = [passes for passes in trained if passes and passes[0].steps < 2]
+    if not all(rank.steps for rank in ranks):
+        return "optimizer"
     if short or any(len(rank.steps) < 2 for rank in ranks):
         return "batches"
     if stream := equal_stream([rank.steps for rank in ranks]):
@@ -26,6 +28,8 @@ def check_randomness(ranks: list[Rank], report: Report) -> str | None:
             return report.find("equal_randomness:drawn", at, mild=True, name=stream)
         at = trained[0][0].loader["at"]
         return report.find("equal_randomness", at, name=stream)
+    if not all(trained):
+        return "loader"
     if not all(any(one.drew for one in passes) for passes in trained):
         return "workers"
     return check_items(ranks, trained, report)

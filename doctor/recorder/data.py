@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Collection
 
 import torch
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import IterableDataset, Sampler, SequentialSampler, Subset
+from torch.utils.data.distributed import DistributedSampler
 
 from .contents import contents, described, fingerprint, length_of, numbered, to_root
 from .notes import notes, unseen, user_line
@@ -58,6 +59,7 @@ class Data:
         while isinstance(root, Subset):
             root = root.dataset
         sampler = getattr(loader, "sampler", None)
+        samplers = [sampler, *inside(sampler)]
         notes.event(
             "loader",
             id=self.loaders,
@@ -69,8 +71,9 @@ class Data:
             described=described(root),
             subset=fingerprint(loader.dataset) if root is not loader.dataset else "",
             numbered=dict(numbered(root)),
-            sampler=type(sampler).__name__,
+            sampler=" of ".join(type(one).__name__ for one in samplers),
             replacement=bool(getattr(sampler, "replacement", False)),
+            shuffles=any(map(shuffles, drawing(loader))),
             batch_size=loader.batch_size,
             workers=loader.num_workers,
             accelerate=is_of_accelerate(loader),
@@ -176,6 +179,31 @@ class Data:
         states = {name: self.states[name] for name in changed}
         number = worker and worker.id
         notes.event("drew", of=of, n=n, again=again, worker=number, states=states)
+
+
+def drawing(loader: object) -> list:
+    """What draws its indices. With a batch_sampler, loader.sampler may be one that nobody asks."""
+    found = loader
+    for _ in range(4):  # accelerate's holds a BatchSampler, which holds a sampler
+        inner = getattr(found, "batch_sampler", None)
+        inner = getattr(found, "sampler", None) if inner is None else inner
+        found = found if inner is None else inner
+    return [found, *inside(found)]
+
+
+def inside(sampler: object) -> list:
+    """Of a DistributedSampler that divides what another one draws, as Lightning's: that one."""
+    if not isinstance(sampler, DistributedSampler):
+        return []
+    holders = [sampler, getattr(sampler, "dataset", None)]
+    found = [getattr(one, name, None) for one in holders for name in ("sampler", "_sampler")]
+    return [one for one in found if isinstance(one, Sampler)][:1]
+
+
+def shuffles(sampler: object) -> bool:
+    """Whether another epoch may have another order, so far as its class says it."""
+    fixed = isinstance(sampler, SequentialSampler | list | tuple | range)
+    return not fixed and getattr(sampler, "shuffle", True) is not False
 
 
 def is_of_accelerate(loader: object) -> bool:

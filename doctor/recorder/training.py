@@ -1,9 +1,11 @@
 """Optimizer steps: gradients, weights, learning rates, and the model that is trained."""
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
+from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,7 @@ class Training:
         self.steps = 0
         self.gradients = None  # figures of them, until the step is done
         self.done = True  # a step() inside a step(), as Horovod has them, counts once
+        self.numbers = count(1)  # a freed one's is not given again
         self.optimizers = weakref.WeakKeyDictionary()  # -> the number of each
         self.made = weakref.WeakKeyDictionary()  # an optimizer or DDP -> its line
         self.schedulers = weakref.WeakKeyDictionary()
@@ -36,6 +39,8 @@ class Training:
         self.stepped = None  # an event of the GPU: it has come to the end of the latest step
 
     def before_step(self, optimizer: object, *_: object) -> None:
+        if begins_state():
+            return
         notes.call("lost", trace.end)
         if self.steps == 0 and self.done:
             self.first_step(optimizer)
@@ -58,14 +63,17 @@ class Training:
         parameters = parameters_of(optimizer)
         groups = optimizer.param_groups if self.steps == 0 else []
         rates = [group.get("lr") for group in optimizer.param_groups]
-        mine = [s for s in self.schedulers if s.optimizer is optimizer]
+        # A scheduler may hold a wrapper: accelerate's, Lightning Fabric's.
+        mine = [s for s in self.schedulers if s.optimizer.param_groups is optimizer.param_groups]
         self.steps += 1
+        if optimizer not in self.optimizers:
+            self.optimizers[optimizer] = next(self.numbers)
         notes.event(
             "step",
             n=self.steps,
             at=user_line(),
             made=self.made.get(optimizer) or user_line(),
-            optimizer=self.optimizers.setdefault(optimizer, len(self.optimizers) + 1),
+            optimizer=self.optimizers[optimizer],
             rates=[float(rate) for rate in rates if isinstance(rate, int | float)],
             parameters=len(parameters),
             without=sum(p.grad is None for p in parameters),
@@ -167,7 +175,7 @@ class Training:
 
     def new_scheduler(self, _: object, scheduler: object, *args: object, **kw: object) -> None:
         lengths = [getattr(scheduler, n, None) for n in ("T_max", "total_steps", "total_iters")]
-        self.schedulers[scheduler] = len(self.schedulers) + 1
+        self.schedulers[scheduler] = next(self.numbers)
         notes.event(
             "scheduler",
             id=self.schedulers[scheduler],
@@ -197,6 +205,17 @@ def write_devices(parameters: list) -> None:
     }
     used = [uuids[n] for n in uuids if torch.cuda.memory_reserved(n) > 0]
     notes.event("device", own=uuids[device.index], used=used)
+
+
+def begins_state() -> bool:
+    """Whether this is no step of the script: torch.distributed.checkpoint makes the state of an
+    optimizer by a step of rate 0, with gradients of 0."""
+    names = []
+    frame = sys._getframe(1)
+    while frame and len(names) < 12:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return "_init_optim_state" in names
 
 
 def parameters_of(optimizer: object) -> list:

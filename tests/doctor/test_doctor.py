@@ -51,6 +51,40 @@ def test_nothing_in_a_right_script(crew: Crew, tmp_path: Path) -> None:
     assert_all_ran(tmp_path, report)
 
 
+def test_a_rate_that_the_script_sets(crew: Crew, tmp_path: Path) -> None:
+    """Nobody knows how long its schedule is."""
+    by_hand = "    optimizer.param_groups[0]['lr'] *= 0.5\n"
+    words = ("    scheduler.step(totals[0] / totals[1])\n", by_hand)
+    text = faults.changed(faults.RIGHT.read_text(), words)
+    report = examined_text(crew, text, tmp_path)["en"]
+    assert report.findings == [] and report.not_checked.keys() == {"shared_gpu", "schedule"}
+
+
+WRAPPER = """class Wrapper(torch.optim.Optimizer):
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    param_groups = property(lambda self: self.optimizer.param_groups)
+
+    def step(self):
+        self.optimizer.step()
+
+
+optimizer = """
+
+
+def test_a_scheduler_of_a_wrapper(crew: Crew, tmp_path: Path) -> None:
+    """As accelerate and Lightning Fabric wrap optimizers: the script steps another object."""
+    words = (
+        "optimizer = ",
+        WRAPPER,
+        "CosineAnnealingLR(optimizer",
+        "CosineAnnealingLR(Wrapper(optimizer)",
+    )
+    report = examined_text(crew, faults.changed(faults.broken("schedule"), words), tmp_path)["en"]
+    assert [found.name for found in report.findings] == ["schedule"]
+
+
 @pytest.fixture(scope="module")
 def show(request: pytest.FixtureRequest) -> Iterator[Callable]:
     yield from shown(request)

@@ -697,6 +697,29 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{DOCTOR}::test_fault_is_found[slow_step:unused]": [
         ("the doctor knows where DDP was made", 1, "at = self.made.get(module, at)", "pass"),
     ],
+    f"{KINDS}::test_nothing_to_say[curriculum]": [
+        ("the doctor knows what never shuffles", 1, "shuffles=any(map(shuffles, drawing(loader)))",
+         "shuffles=True"),
+        ("the doctor knows files that are moved", 1, 'or event["moved"] or', 'or'),
+    ],
+    f"{KINDS}::test_nothing_to_say[folds]": [
+        ("the doctor looks for a sampler in a sampler", 1, '("sampler", "_sampler")', '()'),
+        ("the doctor knows a step that is none", 1, "if begins_state():", "if False:"),
+    ],
+    f"{DOCTOR}::test_a_scheduler_of_a_wrapper": [
+        ("the doctor finds the scheduler of a wrapper", 1,
+         "s.optimizer.param_groups is optimizer.param_groups", "s.optimizer is optimizer"),
+    ],
+    f"{KINDS}::test_nothing_to_say[episodes]": [
+        ("the doctor knows samples that are drawn", 1, "len(set(keys)) < len(keys)", "False"),
+    ],
+    f"{KINDS}::test_an_optimizer_for_each_step": [
+        ("the doctor numbers each optimizer", 1, "self.optimizers[optimizer] = next(self.numbers)",
+         "self.optimizers[optimizer] = len(self.optimizers) + 1"),
+    ],
+    f"{DOCTOR}::test_a_rate_that_the_script_sets": [
+        ("the doctor knows that a rate is set by hand", 1, 'or over else "rates"', 'else None'),
+    ],
     f"{GPU_CHECK}::test_any_number_of_ranks_trains_as_long": [
         ("gpu_check's data grows with the ranks", 1,
          '"--synthetic", 20 * batch', '"--synthetic", 640'),
