@@ -31,6 +31,7 @@ class Pass:
         self.drawn = deque()  # indices that its sampler gave for batches to come
         self.count = 0  # of batches
         self.ended = False
+        self.by_grad = False  # its latest batch was asked for where gradients are recorded
         self.learns = False  # the latest batch is to be learned from, so far as one can tell
         self.inside = False  # its iterator's __next__, which may call that of its base
         self.idle = False  # the device had nothing to do when a batch was asked for

@@ -29,7 +29,8 @@ class Window:
     def batch(self, one: object, model: object) -> None:
         """model: the one that is trained, if it is known by now."""
         model = getattr(model, "module", model)  # Lightning leaves the wrapper in eval mode
-        one.learns = torch.is_grad_enabled() and getattr(model, "training", True)
+        one.by_grad = torch.is_grad_enabled()
+        one.learns = one.by_grad and getattr(model, "training", True)
         with self.lock:
             self.given = [other for other in self.given if other is not one] + [one]
 
@@ -70,9 +71,11 @@ class Window:
             return [one for one in learning if one in self.given_before or one is learning[-1]]
         if any(not one.ended for one in self.chosen):
             return self.chosen  # several backward passes over a batch, or an evaluation between
-        # A pass that was fetched as a whole, and is learned from now.
+        # A pass that was fetched as a whole, and is learned from now. Without gradients it may have
+        # been a first look at the validation set, before a backward pass that only counts FLOPs.
         whole = [one for one in given if one.learns or not one.ended]
-        return [one for one in whole if not self.lines or one.line in self.lines][-1:]
+        known = [one for one in whole if one.line in self.lines]
+        return (known if self.lines else [one for one in whole if one.by_grad])[-1:]
 
     def forward(self, args: tuple, kwargs: dict) -> None:
         given = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))

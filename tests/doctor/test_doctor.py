@@ -27,6 +27,7 @@ from harness import (
     command_for,
     finish,
     run,
+    run_short,
     start,
 )
 from slurm import skip_without_slurm
@@ -525,7 +526,7 @@ def test_annotations(crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert text.startswith("Ranks 0, 1 all write") and report.failed()
 
     words = [*TOOL, "--lang", "en", "--allow", "shared_file,same_order", *TORCHRUN, "script.py"]
-    result = run(words, tmp_path, env={"GITHUB_ACTIONS": "true"})
+    result = run_short(words, tmp_path, env={"GITHUB_ACTIONS": "true"})
     assert result.returncode == 0, result.output
     for said in ("::notice file=script.py", "NOTE  shared_file", "Allowed by --allow."):
         assert said in result.stdout, result.output

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import ROOT, run
+from harness import ROOT, run_short
 
 COMMAND = re.compile(r"```bash\n(python doctor .+)\n```\n\n```text\n(.+?)```", re.S)
 PAGES = {"en": ("README.md", "docs/en/index.md"), "zh": ("README.zh-CN.md", "docs/zh/index.md")}
@@ -29,5 +29,5 @@ def test_front_pages(language: str, tmp_path: Path) -> None:
         assert f"**[{len(list(ROOT.glob('docs/examples/cases/*.py')))} " in text
     [(command, output)] = shown
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = run(shlex.split(command), tmp_path, env={"LANG": "C", "PATH": path})
+    done = run_short(shlex.split(command), tmp_path, env={"LANG": "C", "PATH": path})
     assert done.returncode == 1 and output in done.stdout, done.output

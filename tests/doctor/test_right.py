@@ -140,7 +140,7 @@ CORE = """
     results_by_files scheduler_by_design sequence_halves tensor_parallel_by_hand views_added_up
     wrong_fsdp_alike wrong_local_rank wrong_no_sampler wrong_contrast wrong_detection
     wrong_vote
-    curriculum episodes folds
+    curriculum episodes folds sanity_check
     fresh_mixing normalizer resume_at_end wrong_beside wrong_frozen wrong_statistics
 """.split()
 
@@ -193,6 +193,11 @@ def test_epochs_of_an_endless_pass(crew: Crew, tmp_path: Path) -> None:
     """Their orders are compared as those of others are; not their shares, as samples come again."""
     report = report_on("infinite_loader", crew, tmp_path)
     assert "same_order" in report.checked and "overlapping_samples" in report.not_checked
+
+
+def test_a_look_at_the_validation_set(crew: Crew, tmp_path: Path) -> None:
+    """It is trained on by no backward pass that comes before training."""
+    assert "wrong_evaluation" in report_on("sanity_check", crew, tmp_path).checked
 
 
 def test_an_optimizer_for_each_step(crew: Crew, tmp_path: Path) -> None:

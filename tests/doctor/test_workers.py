@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from harness import run
+from harness import run_short
 from test_doctor import TOOL, TORCHRUN
 from tiers import table
 
@@ -56,7 +56,7 @@ def test_workers(method: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     for seeds in ("11", "12"):
         words = [*TOOL, "--lang", "en", *TORCHRUN, "script.py", method, *seeds]
-        result = run(words, tmp_path)
+        result = run_short(words, tmp_path)
         assert result.returncode == 0, result.output
         found = "Loader workers of all ranks draw the same random numbers (torch)" in result.stdout
         assert found == (len(set(seeds)) == 1), result.output

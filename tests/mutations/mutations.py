@@ -706,6 +706,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the doctor looks for a sampler in a sampler", 1, '("sampler", "_sampler")', '()'),
         ("the doctor knows a step that is none", 1, "if begins_state():", "if False:"),
     ],
+    f"{KINDS}::test_a_look_at_the_validation_set": [
+        ("the doctor knows a look at the validation set", 1,
+         "[one for one in whole if one.by_grad]", "whole"),
+    ],
     f"{DOCTOR}::test_a_scheduler_of_a_wrapper": [
         ("the doctor finds the scheduler of a wrapper", 1,
          "s.optimizer.param_groups is optimizer.param_groups", "s.optimizer is optimizer"),

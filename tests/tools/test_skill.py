@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import PATIENCE, ROOT, run
+from harness import PATIENCE, ROOT, run, run_short
 
 pytest.importorskip("pygments", reason="needs requirements-dev.txt")
 
@@ -42,7 +42,7 @@ def test_commands_run_elsewhere(skill: Path, tmp_path: Path) -> None:
     (command,) = re.findall(r"```bash\n(.+)\n```", text)
     (tmp_path / "train.py").write_text((skill / "multi.py").read_text())
     launch = f"PATH={Path(sys.executable).parent}:$PATH; cp {skill}/doctor.pyz .; {command}"
-    done = run(["bash", "-c", launch], tmp_path, PATIENCE)
+    done = run_short(["bash", "-c", launch], tmp_path, PATIENCE)
     assert done.returncode == 0, done.output
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert verdict["findings"] == [] and "same_order" in verdict["checked"]
@@ -53,7 +53,7 @@ def test_commands_run_elsewhere(skill: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         (skill / "multi.py").read_text().replace("sampler.set_epoch(epoch)", "pass")
     )
-    done = run(["bash", "-c", launch], tmp_path, PATIENCE)
+    done = run_short(["bash", "-c", launch], tmp_path, PATIENCE)
     assert done.returncode == 1, done.output
     (found,) = json.loads((tmp_path / "verdict.json").read_text())["findings"]
     for field in ("id", "severity", "file", "line", "seen", "advice"):
