@@ -94,7 +94,7 @@ def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str
             return "views"
         mild = report.teams.exchange
         return report.find("wrong_evaluation:everyone", at, mild, count=size)
-    return None
+    return "chosen" if missing > 0 or twice else None
 
 
 def is_flag(event: dict) -> bool:

@@ -195,6 +195,12 @@ def test_epochs_of_an_endless_pass(crew: Crew, tmp_path: Path) -> None:
     assert "same_order" in report.checked and "overlapping_samples" in report.not_checked
 
 
+def test_folds_are_chosen(crew: Crew, tmp_path: Path) -> None:
+    """Nobody can tell whether all of a fold was evaluated, and each sample once."""
+    said = report_on("folds", crew, tmp_path).not_checked["wrong_evaluation"]
+    assert said == "a sampler chooses what is evaluated"
+
+
 def test_a_look_at_the_validation_set(crew: Crew, tmp_path: Path) -> None:
     """It is trained on by no backward pass that comes before training."""
     assert "wrong_evaluation" in report_on("sanity_check", crew, tmp_path).checked

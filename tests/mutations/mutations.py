@@ -706,6 +706,9 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the doctor looks for a sampler in a sampler", 1, '("sampler", "_sampler")', '()'),
         ("the doctor knows a step that is none", 1, "if begins_state():", "if False:"),
     ],
+    f"{KINDS}::test_folds_are_chosen": [
+        ("the doctor says that samples are chosen", 1, 'return "chosen" if', 'return None if'),
+    ],
     f"{KINDS}::test_a_look_at_the_validation_set": [
         ("the doctor knows a look at the validation set", 1,
          "[one for one in whole if one.by_grad]", "whole"),
