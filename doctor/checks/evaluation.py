@@ -74,12 +74,9 @@ def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str
     chosen = any(re.search(CHOSEN, loader["sampler"]) for loader in loaders)
     if missing > 0 and not chosen:
         return report.find("wrong_evaluation:part", at, accelerate, missing=missing, count=size)
-    if len(phase) > 1 and not everyone and all(map(is_flag, reduced)):
-        if joined:
-            return "joined"
-        name = "wrong_evaluation:flag" if reduced else "wrong_evaluation:share"
-        share = len(phase[0][0].keys())
-        return report.find(name, at, accelerate, share=share, count=size)
+    share = {"share": len(phase[0][0].keys()), "count": size}
+    if len(phase) > 1 and not everyone and not reduced and not joined:
+        return report.find("wrong_evaluation:share", at, accelerate, **share)
     if twice > 0 and not chosen:
         if joined:
             return "joined"
@@ -94,6 +91,8 @@ def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str
             return "views"
         mild = report.teams.exchange
         return report.find("wrong_evaluation:everyone", at, mild, count=size)
+    if len(phase) > 1 and all(map(is_flag, reduced)):
+        return "joined" if joined else report.find("wrong_evaluation:flag", at, accelerate, **share)
     return "chosen" if missing > 0 or twice else None
 
 
