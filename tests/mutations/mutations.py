@@ -539,7 +539,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          '        sharing = "together"\n'),
     ],
     f"{KINDS}::test_is_named[wrong_vote]": [
-        ("a vote is no score", 1, "all(is_flag(event) for event in reduced)", "not reduced"),
+        ("a vote is no score", 1, "all(map(is_flag, reduced))", "not reduced"),
     ],
     f"{DOCTOR}::test_loaders_of_accelerate": [
         ("the doctor knows accelerate's loaders", 1,
