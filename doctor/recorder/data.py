@@ -53,8 +53,6 @@ class Data:
 
         self.loaders += 1
         at = user_line(loader)
-        loader._doctor = (os.getpid(), self.loaders, str(at))
-
         iterable = isinstance(loader.dataset, IterableDataset)
         root = loader.dataset
         while isinstance(root, Subset):
@@ -79,6 +77,7 @@ class Data:
             workers=loader.num_workers,
             accelerate=is_of_accelerate(loader),
         )
+        loader._doctor = (os.getpid(), self.loaders, str(at))  # last: no pass is of one untold
 
     def before_pass(self, loader: object) -> None:
         self.passes += 1

@@ -67,6 +67,16 @@ def test_a_probe_that_fails(crew: Crew, tmp_path: Path) -> None:
     assert "the recorder had a problem: TypeError" in report.not_checked["schedule"]
 
 
+def test_a_loader_that_cannot_be_told(crew: Crew, tmp_path: Path) -> None:
+    """Its passes are not told either: the checks say so, and the others stand."""
+    given = "train_set, batch_size=8, sampler"
+    workers = "num_workers=__import__('numpy').int64(0)"  # no number of JSON
+    words = (given, given.replace("sampler", f"{workers}, sampler"))
+    report = examined_text(crew, faults.changed(faults.RIGHT.read_text(), words), tmp_path)["en"]
+    assert report.findings == [] and "shared_file" in report.checked
+    assert "the recorder had a problem: TypeError" in report.not_checked["same_samples"]
+
+
 def attach_to_nothing(folder: str) -> list[str]:
     """In a crew member: a torch without any of the names; which probes tell so?"""
     notes.begin(folder)

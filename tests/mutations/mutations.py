@@ -706,6 +706,11 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the doctor looks for a sampler in a sampler", 1, '("sampler", "_sampler")', '()'),
         ("the doctor knows a step that is none", 1, "if begins_state():", "if False:"),
     ],
+    f"{PROBES}::test_a_loader_that_cannot_be_told": [
+        ("no pass is told of a loader that is not", 1, "        at = user_line(loader)\n",
+         "        at = user_line(loader)\n"
+         "        loader._doctor = (os.getpid(), self.loaders, str(at))\n"),
+    ],
     f"{KINDS}::test_folds_are_chosen": [
         ("the doctor says that samples are chosen", 1, 'return "chosen" if', 'return None if'),
     ],
