@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A download of gigabytes may break off. pip then gives up, but keeps what it has whole.
 twice = $(1) || { echo "trying once more, in case a download broke off"; $(1); }
 
-.PHONY: doctor.pyz help demo gpu test smoke proof faults bench lint skill figures site serve clean
+.PHONY: doctor.pyz help demo gpu test smoke proof faults bench carry lint skill figures site serve clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -51,6 +51,9 @@ doctor.pyz:  ## the doctor in one file, to be copied to a cluster: python doctor
 	@parts=$$(mktemp -d) && trap 'rm -rf "$$parts"' EXIT && cp -r doctor "$$parts" && cd "$$parts/doctor" \
 		&& rm -rf __pycache__ */__pycache__ .ruff_cache ruff.toml && cd "$(CURDIR)" \
 		&& $(PYTHON) -m zipapp "$$parts" --main doctor.command:main --output $(or $(PYZ),$@)
+
+carry:  ## carry an uncommitted change of chapter 02 into the other chapters; lists conflicts
+	@$(PYTHON) tools/carry.py
 
 lint: $(VENV)/ready $(BIOME)  ## formatting and static checks
 	$(RUN) -m ruff check .

@@ -45,7 +45,7 @@ def worker(rank: int, world_size: int, meeting: str) -> None:
             print(f"epoch {epoch}  loss of the last batch {loss.item():.4f}")
 
     if rank == 0:
-        torch.save(model.state_dict(), "skeleton.pt")
+        torch.save(model.state_dict(), "model.pt")
     dist.destroy_process_group()
 
 

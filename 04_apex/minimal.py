@@ -49,5 +49,5 @@ for epoch in range(3):
         print(f"epoch {epoch}  loss {loss.item():.4f}  {scaler.state_dict()}")
 
 if rank == 0:
-    torch.save(model.state_dict(), "skeleton.pt")
+    torch.save(model.state_dict(), "model.pt")
 dist.destroy_process_group()

@@ -40,5 +40,5 @@ for epoch in range(3):
         print(f"epoch {epoch}  own loss {loss.item():.4f}  mean {mean.item():.4f}")
 
 if rank == 0:
-    torch.save(model.state_dict(), "skeleton.pt")
+    torch.save(model.state_dict(), "model.pt")
 hvd.shutdown()

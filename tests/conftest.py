@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import line_report
 import pytest
 from crew import Crew
 from fault_table import fault_table  # noqa: F401
@@ -24,11 +23,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-faults", action="store_true", help="into tests/FAULTS.md")
     parser.addoption("--write-verdicts", action="store_true", help="of the doctor, for its page")
     parser.addoption("--write-outputs", action="store_true", help="of the handbook's examples")
-    parser.addoption("--write-lines", action="store_true", help="into tests/pretended/LINES.md")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    line_report.begin(config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -80,9 +74,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     other = [r for r in skipped if "needs a GPU" not in str(r.longrepr[2])]
     if other and os.environ.get("CI") and exitstatus == 0:
         reporter.write_line("\nin CI a skip is a failure: what it needs must be installed")
-        session.exitstatus = 1
-    for wrong in line_report.finish(session.config, exitstatus == 0):
-        reporter.write_line(wrong, red=True)
         session.exitstatus = 1
     if ORPHANS:
         reporter.write_line(f"\nprocesses left behind by this session: {ORPHANS}", red=True)

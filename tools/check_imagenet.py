@@ -131,7 +131,7 @@ def check_classes(split: Path, images: dict[str, list], report: Report) -> dict[
 def refusal(path: str) -> str:
     """Why a chapter would refuse an image, or be hurt by it; empty if neither."""
     try:
-        _, height, width = load_image(path).shape
+        height, width = load_image(path).shape[-2:]
     except ValueError as error:
         if not error.__cause__:
             with Image.open(path) as image:

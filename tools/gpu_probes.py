@@ -107,10 +107,10 @@ def pictures(device: str) -> None:
 
 def memory(device: str) -> None:
     """What many of 02's all-reduces leave behind, in MiB."""
-    place, chapter = join(device), load(str(ROOT / "02_distributed/main.py"))
+    place = join(device)
     count, used = (20_000 if device == "cuda" else 3_000), []
     for step in range(count):
-        chapter.check_same([step], place)
+        dist.all_reduce(torch.zeros(2, dtype=torch.float64, device=place))
         if step % 500 == 0:
             print(step, flush=True)
         if step in (count // 5, count - 1):
@@ -160,11 +160,10 @@ def waits(device: str, path: str, *words: str) -> None:
         warnings.showwarning = lambda message, *_, **__: note(message)
         own = chapter.train_one_epoch
 
-        def watched(args: object, model: torch.nn.Module, *others: object) -> None:
-            chapter.mean_and_std(next(model.parameters()).device)  # the first step copies them
+        def watched(*given: object) -> None:
             torch.cuda.set_sync_debug_mode("warn")
             try:
-                own(args, model, *others)
+                own(*given)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
 
@@ -187,13 +186,13 @@ def deterministic(device: str, path: str, *words: str) -> None:
         torch.backends.cudnn.benchmark = False  # which may choose otherwise in each run
         return place
 
-    def save(folder: Path, state: dict, is_best: bool) -> None:
-        own_save(folder, state, is_best)
-        if state["epoch"] == 1:
-            shutil.copy(folder / "checkpoint.pt", folder / "after1.pt")
+    def save(state: dict, path: Path) -> None:
+        own_save(state, path)
+        if state["epoch"] == 1 and path.name == "checkpoint.pt":
+            shutil.copy(path, path.with_name("after1.pt"))
             for slot in state["optimizer"]["state"].values():
                 slot["momentum_buffer"] = slot["momentum_buffer"].contiguous()
-            torch.save(state, folder / "contiguous.pt")
+            torch.save(state, path.with_name("contiguous.pt"))
 
     # After the first step of every start DDP fills its buckets anew, in another order, and with
     # three ranks and more sums are then taken in another order. Like this it keeps the first ones.
@@ -209,7 +208,7 @@ def over_gloo(device: str, path: str, *words: str) -> None:
     place = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
     chapter.setup_device = lambda local_rank: place
     own = dist.init_process_group
-    dist.init_process_group = lambda backend, timeout, device_id: own("gloo", timeout=timeout)
+    dist.init_process_group = lambda backend, device_id: own("gloo")
     chapter.main(list(words))
 
 

@@ -12,7 +12,6 @@ so they need --out, which never replaces a file.
 import argparse
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import matplotlib.style
@@ -43,15 +42,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def many_steps(rows: list[Event]) -> list[Event]:
-    """The train rows without those of a single step among longer ones, as each epoch begins with:
-    the mean over one batch stands for little, and would make the curve jump."""
-    lengths = [b["step"] - a["step"] for a, b in pairwise([{"step": 0}, *rows])]
-    if max(lengths, default=1) == 1:
-        return rows
-    return [row for row, length in zip(rows, lengths, strict=True) if length > 1]
-
-
 def fields(runs: list[Run]) -> list[str]:
     """The names of all numbers, in the order of the logs, those of validation first; without those
     that never change, as the number of validation images."""
@@ -66,22 +56,22 @@ def changes(run: Run, name: str) -> bool:
     return len(values) == 1 or len(set(values)) > 1
 
 
-def points(rows: list[Event], name: str) -> tuple[list[int], list[float]]:
-    """The steps of the rows that have a number under this name, and the numbers."""
+def points(rows: list[Event], name: str) -> tuple[list[float], list[float]]:
+    """Where the rows are that have a number under this name, in epochs, and the numbers."""
     rows = [row for row in rows if name in numbers(row)]
-    return [row["step"] for row in rows], [row[name] for row in rows]
+    return [row["at"] for row in rows], [row[name] for row in rows]
 
 
 def draw_run(axes: Axes, run: Run, name: str, colors: Sequence[str], labels: Sequence) -> None:
     """The training curve, thin, and that of validation."""
-    steps, values = points(many_steps(run.train), name)
+    epochs, values = points(run.train, name)
     thin = {"linewidth": 1.4, "alpha": 0.7, "marker": "o" if len(values) == 1 else None}
-    axes.plot(steps, values, color=colors[0], label=labels[0], **thin)
+    axes.plot(epochs, values, color=colors[0], label=labels[0], **thin)
 
-    steps, values = points(run.eval, name)
+    epochs, values = points(run.eval, name)
     bold = {"linewidth": 2.2, "markersize": 4.5}
     bold["marker"] = "o" if len(values) <= MARKERS_UP_TO else None
-    axes.plot(steps, values, color=colors[1], label=labels[1], **bold)
+    axes.plot(epochs, values, color=colors[1], label=labels[1], **bold)
 
 
 def draw(runs: list[Run], names: list[str]) -> Figure:
@@ -114,7 +104,7 @@ def draw(runs: list[Run], names: list[str]) -> Figure:
 def decorate(axes: Axes, title: str, ticks: int) -> None:
     """What all panels have in common: a title, a light grid, and no box."""
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=10)
-    axes.set_xlabel("step", fontsize=11, color=QUIET)
+    axes.set_xlabel("epochs", fontsize=11, color=QUIET)
     axes.grid(axis="y", color=GRID, linewidth=0.9)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(QUIET)
@@ -132,7 +122,7 @@ def facts(run: Run, name: str) -> str:
     """A line on a run: its name, its best score, and what its last part ran on."""
     start = run.starts[-1]
     parts = [name, best(run), f"{start.get('world_size', 1)} x {start.get('device')}"]
-    parts += [f"global batch {start.get('global_batch_size')}", f"torch {start.get('torch')}"]
+    parts += [f"global batch {start['args'].get('batch_size')}", f"torch {start.get('torch')}"]
     return ",  ".join(filter(None, parts))
 
 

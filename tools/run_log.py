@@ -1,7 +1,7 @@
 """Reads RUN/metrics.jsonl, the log that every chapter writes: one JSON object a line.
 
 A run that is going on, or that was killed, may end in a half-written line: it is left for later.
-A resumed run appends a new `start` event, and the steps that it does again replace the old ones.
+A resumed run appends a new `start` event, and what it does again replaces the old rows.
 """
 
 import json
@@ -13,8 +13,9 @@ from typing import Any
 
 LOG_NAME = "metrics.jsonl"
 NO_EVENT = f"no event of a run; is this a whole {LOG_NAME}?"
-# Where and when a row was written. Every other number in it is a measurement.
-PLACE = {"epoch", "step", "time"}
+# Where and when a row was written. Every other number in it is a measurement. "at" is added here:
+# how many epochs are done, such as 1.5 in the middle of the second one.
+PLACE = {"epoch", "step", "time", "at"}
 
 Event = dict[str, Any]
 
@@ -54,17 +55,20 @@ def read_run(path: str | Path) -> Run:
     rows = {"train": run.train, "eval": run.eval}
     for event in parse(log):
         kind = event["event"]
+        steps = run.starts[-1]["steps_per_epoch"] if run.starts else 1
         if kind == "start":
-            step = event["resumed_from_step"] = event.get("resumed_from_step") or 0
+            steps = event["steps_per_epoch"]
+            event["at"] = event["epoch"] + event.get("step", 0) / steps
             run.starts.append(event)
             for redone in rows.values():
-                redone[:] = [row for row in redone if row["step"] <= step]
+                redone[:] = [row for row in redone if row["at"] <= event["at"]]
             run.end = None
         elif not run.starts:
             raise RunLogError(f"{log}: {kind} before any start; is this a whole {LOG_NAME}?")
         elif kind == "end":
             run.end = event
         elif kind in rows:
+            event["at"] = event["epoch"] + event.get("step", steps) / steps
             rows[kind].append(event)
     if not run.starts:
         raise RunLogError(f"{log} has no start event yet: try again later, or give another run")

@@ -30,13 +30,14 @@ def convert(path: str) -> None:
     with SummaryWriter(folder, purge_step=0, filename_suffix=SUFFIX) as writer:
         # Four spaces begin a block of code: TensorBoard shows text as Markdown.
         text = json.dumps(run.starts[-1], indent=4).replace("\n", "\n    ")
-        writer.add_text("start", f"    {text}", run.starts[-1]["resumed_from_step"])
+        steps = run.starts[-1]["steps_per_epoch"]
+        writer.add_text("start", f"    {text}", round(run.starts[-1]["at"] * steps))
 
-        rows = sorted(run.train + run.eval, key=lambda row: row["step"])
+        rows = sorted(run.train + run.eval, key=lambda row: row["at"])
         for row in rows:
             for name, value in numbers(row).items():
-                tag = f"{row['event']}/{name}"
-                writer.add_scalar(tag, value, row["step"], walltime=row.get("time"))
+                tag, step = f"{row['event']}/{name}", round(row["at"] * steps)
+                writer.add_scalar(tag, value, step, walltime=row.get("time"))
     print(f"{folder}: {len(rows)} rows")
 
 

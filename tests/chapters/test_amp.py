@@ -26,7 +26,11 @@ CLIP = 0.05  # of a norm around 1
 
 
 def work(
-    chapter: str, argv: list[str], model: type[nn.Module] = TinyModel, bursts: Collection[int] = ()
+    chapter: str,
+    argv: list[str],
+    model: type[nn.Module] = TinyModel,
+    bursts: Collection[int] = (),
+    first_scale: float = 0.0,
 ) -> dict:
     """In a crew member: one rank of a run, and what was seen of it, its last weights among that. In
     the training steps `bursts` (from 0) the gradients overflow, by the last rank's share of the
@@ -42,7 +46,7 @@ def work(
             logits.register_hook(lambda gradient: gradient * math.inf)
         seen["steps"] += inner.training
 
-    def build(args: object, num_classes: int, pretrained: bool) -> nn.Module:
+    def build(args: object, num_classes: int) -> nn.Module:
         built.append(model(num_classes))
         built[0].register_forward_hook(look)
         return built[0]
@@ -52,8 +56,10 @@ def work(
         fresh = empty_like(*args, **kwargs)
         return fresh.fill_(math.nan) if fresh.is_floating_point() else fresh
 
-    used = stand_in.in_use(module) if "apex" in argv else nullcontext(stand_in.state)
+    used = stand_in.in_use(module) if "--apex" in argv else nullcontext(stand_in.state)
     patches = {"build_model": build, "save_checkpoint": save_every_epoch}
+    if first_scale:
+        patches["GradScaler"] = partial(torch.amp.GradScaler, init_scale=first_scale)
     with used as apex, mock.patch("torch.empty_like", full_of_nan):
         answer = call_main(chapter, argv, patches)
     seen["weights"] = [weight.tolist() for weight in built[0].parameters()]
@@ -66,7 +72,7 @@ def train(
     """A run, and what each rank saw; all must have the same weights. kind: a native type ("fp16"),
     a level of Apex ("O1"), "default", or "02", a chapter without both; more flags may follow."""
     first, *more = kind.split()
-    own = ["--impl", "apex", "--opt-level", first] if "O" in first else ["--amp-dtype", first]
+    own = ["--apex", first] if "O" in first else ["--amp-dtype", first]
     own = [] if first in ("default", "02") else own
     chapter = PLAIN_CHAPTER if first == "02" else CHAPTER
     words = [*arguments(run_dir, LOW_RATE), "--print-freq", "1", *own, *more, *map(str, argv)]
@@ -98,22 +104,22 @@ def test_types(name: str, world_size: int, crew: Crew, tmp_path: Path) -> None:
     assert {slot["momentum_buffer"].dtype for slot in slots} == {torch.float32}
     scale = 65536.0 if name == "fp16" else 1.0
     assert set(column(tmp_path, "train", "loss_scale")) == {scale}
-    assert (state["scaler"] is None) == (name != "fp16")
+    assert bool(state["scaler"]) == (name == "fp16")
 
 
 def test_overflow_by_a_huge_scale(crew: Crew, tmp_path: Path) -> None:
     """The scale is halved and the step left out until the gradients fit. Weights and momentum are
     those of a loop that never made such steps; the first leaves nothing in the momentum, where
     torch's fused SGD would leave whatever was in memory. Only rate and count go on."""
-    train(crew, tmp_path, "fp16 --loss-scale", 2.0**22, bursts=(10,))
+    train(crew, tmp_path, "fp16", bursts=(10,), first_scale=2.0**22)
     scales = [2.0**22, *column(tmp_path, "train", "loss_scale")]
     skipped = [step for step, (a, b) in enumerate(pairwise(scales)) if b == a / 2]
     assert skipped[0] == 0 and skipped[-1] == 10 and len(skipped) < 10, skipped
     state = load_state(tmp_path / "checkpoint.pt")
     expected, momentum = train_plainly(tiny_float32, LOW_RATE, skipped=skipped)
     assert difference(expected, state) < 2e-4
-    assert difference(train_plainly(tiny_float32, LOW_RATE, skipped=skipped[:-1])[0], state) > 1e-3
-    assert (state["scaler"]["scale"], state["global_step"]) == (scales[-1], 12)
+    assert difference(train_plainly(tiny_float32, LOW_RATE, skipped=skipped[:-1])[0], state) > 5e-4
+    assert state["scaler"]["scale"] == scales[-1]
     for index, speed in enumerate(momentum):
         slot = state["optimizer"]["state"][index]["momentum_buffer"]
         assert torch.allclose(slot, speed, rtol=0, atol=2e-3), index
@@ -127,7 +133,7 @@ def test_momentum_of_a_checkpoint() -> None:
     momenta = [1e-9 * weight.detach().contiguous() for weight in small.parameters()]
     saved = {number: {"momentum_buffer": momentum} for number, momentum in enumerate(momenta)}
     small.half()
-    module.load_state(optimizer, {"optimizer": {"state": saved}})
+    module.load_momentum(optimizer, saved)
     for number, weight in enumerate(small.parameters()):
         momentum = optimizer.state[weight]["momentum_buffer"]
         assert momentum.stride() == weight.stride() and momentum.dtype == torch.float32
@@ -158,13 +164,13 @@ def test_clip(kind: str, crew: Crew, tmp_path: Path) -> None:
     free = difference(train_plainly(tiny_float32, LOW_RATE)[0], state)
     tolerance = 2e-5 if kind == "fp16" else 1e-3  # the weights of O2 have 11 bits
     assert bound < tolerance < free / 5
-    assert kind == "fp16" or seen["calls"][-3:] == ["unscale", "master_params", "step"]
+    assert kind == "fp16" or seen["calls"][-2:] == ["unscale", "step"]
 
 
 def scaling(folder: Path) -> tuple[float, int] | None:
     """A checkpoint's scale, and for how many steps it has been what it is."""
     saved = load_state(folder / "checkpoint.pt").get("scaler")
-    if saved is None:
+    if not saved:
         return None
     if "scale" in saved:
         return saved["scale"], saved["_growth_tracker"]
@@ -192,8 +198,6 @@ def test_resume_bit_for_bit(kind: str, crew: Crew, tmp_path: Path) -> None:
         for name, weight in ends[0]["model"].items():
             assert torch.allclose(weight.float(), ends[1]["model"][name].float(), atol=5e-3), name
         return
-    for end in ends:
-        del end["args"]
     assert_same(*ends)
     assert column(whole, "train", "loss")[8:] == column(cut, "train", "loss")
 
@@ -205,11 +209,10 @@ FRESH = (65536.0, 4)  # the usual first scale, four steps later
     ("first", "then", "scale"),
     [
         ("02", "fp16", FRESH),
-        ("fp16 --loss-scale 1024", "02", None),
-        ("fp16 --loss-scale 1024", "O1", FRESH),
+        ("fp16", "02", None),
+        ("fp16", "O1", FRESH),
         ("O1", "fp16", FRESH),
-        ("O1", "O1 --loss-scale 128", None),  # a fixed scale is that of the command line
-        ("O1 --loss-scale 128", "O1", FRESH),
+        ("O1", "O0", None),
         ("O2", "02", None),
     ],
 )
@@ -219,7 +222,8 @@ def test_resume_across_kinds(
     """Any precision of any implementation goes on from any other's checkpoint, and so does another
     chapter: with weights and momentum, near to where the first would have got to, but not with a
     scale of another kind."""
-    train(crew, tmp_path / "first", first, bursts=(1,) if first == "O1" else ())
+    options = {"first_scale": 1024.0} if first == "fp16" else {}
+    train(crew, tmp_path / "first", first, bursts=(1,) if first == "O1" else (), **options)
     half_way = tmp_path / "first/after2.pt"
     train(crew, tmp_path / "on", then, "--resume", half_way)
     assert len(column(tmp_path / "on", "train", "loss")) == 4
@@ -227,8 +231,8 @@ def test_resume_across_kinds(
     first_end = load_state(tmp_path / "first/checkpoint.pt")["model"]
     end = load_state(tmp_path / "on/checkpoint.pt")["model"]
     early = load_state(half_way)["model"]
-    assert max((end[name] - weight).abs().max() for name, weight in first_end.items()) < 5e-3
-    assert max((end[name] - weight).abs().max() for name, weight in early.items()) > 1e-2
+    assert max((end[name] - weight).abs().max() for name, weight in first_end.items()) < 2e-3
+    assert max((end[name] - weight).abs().max() for name, weight in early.items()) > 5e-3
 
 
 # --------------------------------------------------------------------- Apex, against the stand-in
@@ -239,32 +243,29 @@ def test_no_apex(package: ModuleType | None) -> None:
     """Missing, or without amp, as PyPI's and NVIDIA's after tag 25.05: one line says what to type.
     (Flags that contradict each other: test_errors.py.)"""
     module = load_chapter(CHAPTER)
-    args = module.build_parser().parse_args(["--synthetic", "--impl", "apex"])
+    args = module.build_parser().parse_args(["--synthetic", "--apex", "O1"])
     with (
         mock.patch.dict("sys.modules", {"apex": package}),
         mock.patch("torch.cuda.is_available", lambda: True),
         pytest.raises(SystemExit, match="PyPI's apex .* have no amp. Build it: git clone -b 25.05"),
     ):
-        module.check_precision(args)
+        module.check_flags(args, 1)
 
 
-@pytest.mark.parametrize("extra", ["--fused-sgd", "--clip-grad 0.1"])
-def test_apex_in_fp32_is_native_in_fp32(extra: str, crew: Crew, tmp_path: Path) -> None:
+def test_apex_in_fp32_is_native_in_fp32(crew: Crew, tmp_path: Path) -> None:
     """O0 calculates in fp32."""
-    train(crew, tmp_path / "O0", f"O0 {extra}", world_size=2)
-    native = extra.replace("--fused-sgd", "")
-    train(crew, tmp_path / "native", f"fp32 {native}", world_size=2)
-    apex, native = (load_state(tmp_path / f"{n}/checkpoint.pt")["model"] for n in ("O0", "native"))
+    for kind in ("O0", "fp32"):
+        train(crew, tmp_path / kind, f"{kind} --clip-grad 0.1", world_size=2)
+    apex, native = (load_state(tmp_path / f"{n}/checkpoint.pt")["model"] for n in ("O0", "fp32"))
     assert all(torch.allclose(apex[n], native[n], rtol=0, atol=2e-6) for n in native)
 
 
-@pytest.mark.parametrize("kind", ["O1", "O2 --fused-sgd --sync-bn", "O2 --loss-scale 128"])
+@pytest.mark.parametrize("kind", ["O1", "O2 --sync-bn"])
 def test_apex(kind: str, crew: Crew, tmp_path: Path) -> None:
     """What Apex is asked to do, in which order, in which types; where one rank of two overflows all
     leave the step out. What it saved evaluates the same."""
-    scale = 128.0 if "128" in kind else None
-    bursts = () if scale else (0, 3)
-    first = ["convert_syncbn_model", "FusedSGD"] if "fused" in kind else []
+    bursts = (0, 3)
+    first = ["convert_syncbn_model"] if "sync" in kind else []
     expected = [*first, "initialize", "DistributedDataParallel"]
     for step in range(12):
         expected += ["zero_grad", "scale_loss", "backward", "unscale"]
@@ -272,10 +273,9 @@ def test_apex(kind: str, crew: Crew, tmp_path: Path) -> None:
     types = (torch.float16, "torch.float32") if kind == "O1" else (torch.float16, "torch.float16")
     for seen in train(crew, tmp_path / "run", kind, world_size=2, bursts=bursts):
         assert seen["calls"] == expected
-        assert seen["apex"] == {"opt_level": kind[:2], "loss_scale": scale}
+        assert seen["apex"] == {"opt_level": kind[:2]}
         assert seen["types"] == {(mode, *types) for mode in (True, False)}
-    scales = [scale] * 12 if scale else [2.0**15] * 3 + [2.0**14] * 9
-    assert column(tmp_path / "run", "train", "loss_scale") == scales
+    assert column(tmp_path / "run", "train", "loss_scale") == [2.0**15] * 3 + [2.0**14] * 9
     again = ["--resume", tmp_path / "run/checkpoint.pt", "--evaluate"]
     train(crew, tmp_path / "again", kind, *again, world_size=2)
     evaluated = rows(tmp_path / "again", "eval", "evaluate.jsonl")[-1]
@@ -285,10 +285,8 @@ def test_apex(kind: str, crew: Crew, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- Apex itself, on its GPUs
 
 
-LEVELS = [f"--impl apex --opt-level O{level}" for level in (0, 1, 2, 3)]
-FUSED = [f"--fused-sgd --amp-dtype {dtype}" for dtype in ("bf16", "fp16", "fp32")]
-MORE = [f"{LEVELS[1]} {words}" for words in ("--sync-bn", "--loss-scale 128")]
-MORE += [f"{level} {word}" for level in LEVELS[1:3] for word in ("--clip-grad 1", "--fused-sgd")]
+LEVELS = [f"--apex O{level}" for level in (0, 1, 2, 3)]
+MORE = [f"{LEVELS[1]} --sync-bn", *(f"{level} --clip-grad 1" for level in LEVELS[1:3])]
 
 
 def launch_on_gpus(cwd: Path, name: str, *argv: Any) -> list[float]:
@@ -306,7 +304,7 @@ def launch_on_gpus(cwd: Path, name: str, *argv: Any) -> list[float]:
     return column(cwd / name, "train", "loss")
 
 
-@pytest.mark.parametrize("argv", [*LEVELS, *FUSED, *MORE])
+@pytest.mark.parametrize("argv", [*LEVELS, *MORE])
 def test_real_training(argv: str, tmp_path: Path) -> None:
     """It learns; what it saved is fp32, from which it goes on, and so does torch alone."""
     losses = launch_on_gpus(tmp_path, "run", *argv.split())

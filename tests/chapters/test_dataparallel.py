@@ -1,6 +1,8 @@
 """What 01 does for nn.DataParallel's threads, as far as it can be shown without several GPUs."""
 
 import threading
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -45,24 +47,31 @@ def test_threads_compute_in_bfloat16() -> None:
     ],
 )
 def test_gpus(
-    words: str, gpus: int, used: list[int], in_bf16: bool, monkeypatch: pytest.MonkeyPatch
+    words: str,
+    gpus: int,
+    used: list[int],
+    in_bf16: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Which hold the weights, and which get images. Where there are threads the bare model is
-    wrapped, and stays as it is for the checkpoint; torch's DataParallel itself needs GPUs."""
-    wrapped, device = [], torch.device("cpu")
+    wrapped; torch's DataParallel itself needs GPUs."""
+    wrapped, devices = mock.Mock(side_effect=StopIteration), []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    monkeypatch.setattr(CHAPTER, "DataParallel", lambda *given: wrapped.append(given))
     bare = nn.Linear(4, 3)
-    args = CHAPTER.build_parser().parse_args(["--synthetic", *words.split()])
-    if used:
-        device = torch.device("cuda", used[0])
-    assert CHAPTER.setup_device(args) == device
-    model = CHAPTER.wrap_model(args, bare)
+    monkeypatch.setattr(bare, "to", lambda device, **_: devices.append(device))
+    monkeypatch.setattr(CHAPTER, "build_model", lambda *_: bare)
+    monkeypatch.setattr(CHAPTER, "DataParallel", wrapped)
+    monkeypatch.setattr(CHAPTER, "log", mock.Mock(side_effect=StopIteration))
+    argv = ["--synthetic", "8", "--image-size", "8", "--batch-size", "4", "--workers", "0"]
+    with pytest.raises(StopIteration):
+        CHAPTER.main([*argv, "--output-dir", str(tmp_path), *words.split()])
+    assert devices == [torch.device("cuda", used[0]) if used else torch.device("cpu")]
     if len(used) < 2:
-        assert model is bare and not wrapped
+        assert not wrapped.called
         return
-    ((inner, devices),) = wrapped
-    assert devices == used and isinstance(inner, CHAPTER.InBfloat16) == in_bf16
+    inner, chosen = wrapped.call_args.args
+    assert chosen == used and isinstance(inner, CHAPTER.InBfloat16) == in_bf16
     assert (inner.model if in_bf16 else inner) is bare

@@ -70,9 +70,12 @@ def test_weights_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", call)
     build_model = load_chapter(HUB).build_model
-    model = build_model(Namespace(arch=name), 1000, True)
+    args = Namespace(arch=name, pretrained=True)
+    model = build_model(args, 1000)
     for key, own in model.state_dict().items():
         assert torch.equal(own, weights[key]), key
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "empty"))
     with pytest.raises(ConnectionError, match=address):
-        build_model(Namespace(arch=name), 1000, True)
+        build_model(args, 1000)
+    with pytest.raises(ValueError, match="num_classes"):  # torchvision's: no other head fits
+        build_model(args, 10)

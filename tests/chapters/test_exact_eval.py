@@ -15,7 +15,7 @@ from crew import Crew, call_main
 from harness import AS_OTHERS, CHAPTERS, HOROVOD, SLURM, load_chapter, rows
 from plain_training import normalised
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from with_tiny_model import tiny_batchnorm, tiny_float32, tiny_float64
 
 WORLD_SIZES = {"01_dataparallel": (1,)}
@@ -31,7 +31,7 @@ PLACES = [0, 2, 5, 0, 1, 7, 0, 4, 6, 0, 3, 0, 7, 1, 0, 5, 0]
 
 def guesser() -> nn.Module:
     torch.manual_seed(2)
-    return tiny_float32("", CLASSES, False)
+    return tiny_float32("", CLASSES)
 
 
 def validation_images() -> tuple[Tensor, Tensor]:
@@ -80,37 +80,40 @@ def enter(chapter: str) -> tuple[ModuleType, SimpleNamespace, int, int]:
     module = load_chapter(chapter)
     argv = ["--synthetic", "--image-size", "8", "--batch-size", "6", "--workers", "0"]
     args = module.build_parser().parse_args([*argv, *AS_OTHERS.get(chapter, [])])
+    rank, world_size = int(os.environ["CREW_RANK"]), int(os.environ["CREW_SIZE"])
     if chapter == SLURM:
         module.join_slurm(0, 1)
-    os.environ["INIT_METHOD"] = "env://"  # which 03 reads
     if chapter == HOROVOD:
         module.hvd.init()
     elif chapter != "01_dataparallel":
-        module.setup_distributed(args, torch.device("cpu"))
-    return module, args, int(os.environ["CREW_RANK"]), int(os.environ["CREW_SIZE"])
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
+    return module, args, rank, world_size
+
+
+def val_loader(module: ModuleType, args: SimpleNamespace, val_set: TensorDataset) -> DataLoader:
+    """The chapter's, of this rank."""
+    rank, world_size = int(os.environ["CREW_RANK"]), int(os.environ["CREW_SIZE"])
+    ranks = () if module.__name__.endswith("01_dataparallel") else (rank, world_size)
+    return module.build_loaders(args, val_set, val_set, *ranks)[1]
 
 
 def evaluate(module: ModuleType, args: SimpleNamespace, model: nn.Module, loader: object) -> dict:
     """The numbers that the chapter's evaluate returns."""
-    known = {"args": args, "model": model, "loader": loader, "rank": 1, "classes": CLASSES}
+    known = {"args": args, "model": model, "loader": loader, "num_classes": CLASSES}
     wanted = inspect.signature(module.evaluate).parameters
-    if "precision" in wanted:
-        known["precision"] = module.Native(args, torch.device("cpu"))
     answer = module.evaluate(**{name: known[name] for name in wanted})
-    return answer[0] if isinstance(answer, tuple) else answer  # 07 returns more
+    return answer if isinstance(answer, dict) else answer.scores  # 07 returns more
 
 
 def evaluate_counts(chapter: str) -> list[dict]:
     """In a crew member: the first n images, for each n, in one process group."""
-    module, args, rank, world_size = enter(chapter)
+    module, args, _, _ = enter(chapter)
     images, targets = validation_images()
-    train_set = TensorDataset(images, targets)
     model, answers = guesser(), []
     for count in COUNTS:
-        val_set = TensorDataset(images[:count], targets[:count])
-        loader = module.build_loaders(args, train_set, val_set, rank, world_size)[1]
-        own_images = sum(len(batch_targets) for _, batch_targets in loader)
-        answers.append(evaluate(module, args, model, loader) | {"own_images": own_images})
+        loader = val_loader(module, args, TensorDataset(images[:count], targets[:count]))
+        result = evaluate(module, args, model, loader)
+        answers.append(result | {"own_images": len(loader.sampler)})
     return answers
 
 
@@ -139,7 +142,7 @@ def test_every_count_is_exact(chapter: str, world_size: int, crew: Crew) -> None
 def model_of_rank(rank: int) -> nn.Module:
     """One with BatchNorm that has seen other images than on any other rank."""
     torch.manual_seed(3)
-    model = tiny_batchnorm("", CLASSES, False)
+    model = tiny_batchnorm("", CLASSES)
     model.head.weight.data *= 10
     model.norm.running_mean += rank
     model.norm.running_var *= 1 + 2 * rank
@@ -149,9 +152,8 @@ def model_of_rank(rank: int) -> nn.Module:
 
 def evaluate_own_buffers(chapter: str) -> tuple[dict, dict]:
     """In a crew member: the result, and the buffers after it."""
-    module, args, rank, world_size = enter(chapter)
-    val_set = TensorDataset(*validation_images())
-    loader = module.build_loaders(args, val_set, val_set, rank, world_size)[1]
+    module, args, rank, _ = enter(chapter)
+    loader = val_loader(module, args, TensorDataset(*validation_images()))
     model = model_of_rank(rank)
     result = evaluate(module, args, model, loader)
     return result, {name: buffer.tolist() for name, buffer in model.named_buffers()}
@@ -246,7 +248,7 @@ def test_predictions_do_not_depend_on_ranks(
     names = val_set.classes if files else [str(number) for number in range(10)]
     paths = [path for path, _ in val_set.samples] if files else ["image 0"]
     torch.manual_seed(0)
-    model = tiny_float64("", len(names), False)
+    model = tiny_float64("", len(names))
     guesses = guess_plainly(model, images, targets)
     assert len(guesses) == len(set(paths)) == (11 if files else 1)
     assert_details_are_true(written, names, paths, guesses)
@@ -261,7 +263,7 @@ def some_images(args: SimpleNamespace) -> tuple[TensorDataset, TensorDataset, in
     return dataset, dataset, CLASSES
 
 
-def guesser_of(args: object, num_classes: int, pretrained: bool) -> nn.Module:
+def guesser_of(args: object, num_classes: int) -> nn.Module:
     """In place of build_model."""
     return guesser()
 

@@ -1,7 +1,6 @@
 """The flags: the same in every chapter, each one read, each one changing something, and never
 changed once they are parsed."""
 
-import argparse
 import contextlib
 import os
 import re
@@ -14,78 +13,57 @@ from unittest import mock
 import pytest
 import torch
 from crew import Crew
-from harness import CHAPTERS, HOROVOD, ROOT, flags_of, load_chapter, rows
-from refusals import ALONE, HUB, RANKED, SPAWNS, call
+from harness import CHAPTERS, ROOT, flags_of, load_chapter
+from refusals import ALONE, HUB, SPAWNS, call
 from tiers import table
 from torch import nn
 
-# What a chapter cannot honour, and what it has of its own. What those change is shown below for 01
-# and 03, and for 04 to 07 in test_amp.py, test_horovod.py, test_slurm_ranks.py, test_exact_eval.py.
-LEFT_OUT = {
-    "01_dataparallel": ["--sync-bn", "--dist-timeout"],
-    "04_apex": ["--bf16"],
-    "05_horovod": ["--dist-timeout"],
-}
-OWN = {
-    "01_dataparallel": "--gpus",
-    "02_distributed": "",
-    "03_multiprocessing": "--nprocs --nnodes --node-rank --master-addr --master-port",
-    "04_apex": "--impl --amp-dtype --clip-grad --loss-scale --fused-sgd --opt-level",
-    "05_horovod": "--fp16-allreduce",
-    "06_slurm": "--procs-per-task --dist-file",
-    "07_dist_eval": "--save-predictions --compare-naive",
-}
-# The order and the defaults of the flags that all have; ...: depends on chapter or machine.
-DEFAULTS = {
-    "--data": None, "--synthetic": None, "--arch": "resnet50", "--image-size": 224, "--epochs": 90,
-    "--batch-size": 256, "--lr": 0.1, "--warmup-epochs": None, "--weight-decay": 1e-4,
-    "--label-smoothing": 0.0, "--workers": ..., "--bf16": False, "--compile": False,
-    "--sync-bn": False, "--pretrained": False, "--output-dir": ..., "--resume": None,
-    "--evaluate": False, "--seed": 0, "--print-freq": 20, "--dist-timeout": 600,
-}  # fmt: skip
+# What a chapter cannot honour. What it has of its own is shown below for 03, and for the others in
+# test_dataparallel, test_amp, test_horovod, test_slurm_ranks and test_exact_eval.
+LEFT_OUT = {"01_dataparallel": ["--sync-bn"], "04_apex": ["--bf16"]}
 
 
-def actions(chapter: str) -> dict[str, argparse.Action]:
+def declared(chapter: str) -> dict[str, dict[str, Any]]:
     """What a chapter's parser knows, by flag, without --help."""
-    known = load_chapter(chapter).build_parser()._actions
-    return {action.option_strings[-1]: action for action in known if action.dest != "help"}
+    parser = load_chapter(chapter).build_parser()
+    own = [g for g in parser._action_groups if g.title == "of this chapter"]
+    own = [action for group in own for action in group._group_actions]
+    known = [action for action in parser._actions if action.dest != "help"]
+    return {
+        action.option_strings[-1]: {k: v for k, v in vars(action).items() if k != "container"}
+        | {"action": type(action), "own": action in own}
+        for action in known
+    }
 
 
 # ------------------------------------------------------------------------- (a) the same everywhere
 
 
-def declared(action: argparse.Action) -> dict[str, Any]:
-    """A flag but for its default."""
-    told = {k: v for k, v in vars(action).items() if k not in ("container", "default", "type")}
-    return told | {"type": getattr(action.type, "__name__", None), "action": type(action)}
-
-
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_declared_alike(chapter: str) -> None:
-    """Names, order, groups, and of a shared flag its type, choices, default and help."""
-    own, hub = actions(chapter), actions(HUB)
-    shared = [flag for flag in DEFAULTS if flag not in LEFT_OUT.get(chapter, [])]
-    last = OWN[chapter].split()
-    assert list(own) == shared + last and len(last) <= 8
-    groups = load_chapter(chapter).build_parser()._action_groups
-    in_group = {g.title: [a.option_strings[-1] for a in g._group_actions] for g in groups}
-    assert in_group.get("of this chapter", []) == last
-    for flag in shared:
-        assert declared(own[flag]) == declared(hub[flag])
-        assert DEFAULTS[flag] in (own[flag].default, ...), flag
-    assert own["--output-dir"].default == f"runs/{chapter}"
+    """The flags of 02, in its order, with its types, choices, defaults and words; then at most 8 of
+    the chapter's own, in a group of theirs."""
+    ours, hub = declared(chapter), declared(HUB)
+    for flag in LEFT_OUT.get(chapter, []):
+        del hub[flag]
+    assert str(ours["--output-dir"].pop("default")) == f"runs/{chapter}"
+    del hub["--output-dir"]["default"]
+    own = [flag for flag in ours if ours[flag]["own"]]
+    assert list(ours) == [*hub, *own] and len(own) <= 8
+    # 01 speaks of one process in its words.
+    words = ("--batch-size", "--workers") if chapter == ALONE else ()
+    for flag in hub:
+        ignored = {"help": ""} if flag in words else {}
+        assert ours[flag] | ignored == hub[flag] | ignored, flag
 
 
-@pytest.mark.parametrize(
-    ("argv", "warmup"),
-    [("--epochs 90", 5), ("--epochs 10", 1), ("--epochs 1", 0.1), ("--epochs 9 --warmup 4", 4)],
-)
-def test_warm_up(argv: str, warmup: float) -> None:
-    """As typed, or at most a tenth of all epochs: up to the peak, half of it half-way, then down
-    along a cosine to 0. The peak grows with the batch."""
+@pytest.mark.parametrize(("epochs", "warmup"), [(90, 5), (10, 1), (1, 0.1)])
+def test_warm_up(epochs: int, warmup: float) -> None:
+    """A tenth of all epochs, at most five: up to the peak, half of it half-way, then down along a
+    cosine to 0. The peak grows with the batch."""
     hub = load_chapter(HUB)
-    argv = argv.replace("--warmup", "--warmup-epochs") + " --synthetic --batch-size 512"
-    args = hub.build_parser().parse_args(argv.split())
+    argv = ["--synthetic", "--batch-size", "512", "--epochs", str(epochs)]
+    args = hub.build_parser().parse_args(argv)
     assert args.synthetic == 1280
     middle = warmup + (args.epochs - warmup) / 2
     factors = [hub.lr_factor(args, at) for at in (warmup / 2, warmup, middle, args.epochs)]
@@ -102,7 +80,7 @@ def test_default_of_workers(chapter: str, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
         monkeypatch.setenv("HOROVOD_LOCAL_SIZE", str(ranks))
         expected = min(16, cpus) if chapter == ALONE else workers
-        assert actions(chapter)["--workers"].default == expected
+        assert declared(chapter)["--workers"]["default"] == expected
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
@@ -111,8 +89,8 @@ def test_help(chapter: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.delenv("RANK", raising=False)
     with contextlib.suppress(SystemExit), mock.patch("faulthandler.enable"):
         load_chapter(chapter).main(["--help"])
-    text, flags = capsys.readouterr().out, actions(chapter)
-    assert all(action.help for action in flags.values())
+    text, flags = capsys.readouterr().out, declared(chapter)
+    assert all(flag["help"] for flag in flags.values())
     assert text.count("(default:") == len(flags)
 
 
@@ -156,7 +134,7 @@ def watched(module: Any, seen: dict) -> Iterator[None]:
         outer.register_forward_hook(steps)
         return outer
 
-    build = lambda arch, num_classes, pretrained: Watched(num_classes)  # noqa: E731
+    build = lambda arch, num_classes: Watched(num_classes)  # noqa: E731
     with mock.patch.object(module, "build_model", build), mock.patch("torch.compile", compiled):
         yield
     seen["compiled"] = steps.call_count
@@ -180,14 +158,14 @@ CHANGES = {
     # Of the steps of training only: evaluation takes the bare model.
     "--compile": ("--compile", "compiled", 8),
 }
-# Half of all tests would fail without these; --sync-bn: below; --arch: test_errors.py; --workers:
-# test_sampling.py; --pretrained, --dist-timeout: tests/faults.
+# Half of all tests would fail without these; --sync-bn: tests/pretended; --arch: test_errors.py;
+# --workers: test_sampling.py; --pretrained: test_elsewhere.py.
 USED_EVERYWHERE = "--data --synthetic --epochs --batch-size --output-dir --resume --evaluate"
-USED_EVERYWHERE += " --print-freq --sync-bn --arch --workers --pretrained --dist-timeout"
+USED_EVERYWHERE += " --print-freq --sync-bn --arch --workers --pretrained"
 # The plain loop of test_equivalence.py has the same numbers.
-IN_THE_PLAIN_LOOP = "--lr --warmup-epochs --weight-decay --label-smoothing --seed"
+IN_THE_PLAIN_LOOP = "--lr --weight-decay --label-smoothing --seed"
 # Or a new flag that all chapters have would not be tested.
-assert {*CHANGES, *USED_EVERYWHERE.split(), *IN_THE_PLAIN_LOOP.split()} == set(DEFAULTS)
+assert {*CHANGES, *USED_EVERYWHERE.split(), *IN_THE_PLAIN_LOOP.split()} == {*flags_of(HUB)}
 
 
 @pytest.mark.parametrize("chapter", table(CHAPTERS, [HUB]))
@@ -201,79 +179,29 @@ def test_each_changes_something(crew: Crew, chapter: str, tmp_path: Path) -> Non
         assert seen[look] == expected != without[look], words
 
 
-@pytest.mark.parametrize("chapter", RANKED)
-def test_sync_bn(chapter: str) -> None:
-    """What wrapping does to a model; DDP itself would want a GPU."""
-    module, model = load_chapter(chapter), Watched()
-    args = module.build_parser().parse_args(["--synthetic", "--sync-bn"])
-    broadcast = "horovod.torch.broadcast_parameters" if chapter == HOROVOD else "os.getppid"
-    bare = lambda model, **_: model  # noqa: E731
-    with (
-        mock.patch.object(module, "DistributedDataParallel", bare, create=True),
-        mock.patch(broadcast),
-    ):
-        module.wrap_model(args, model)
-    assert type(model.norm).__name__ == "SyncBatchNorm"  # Horovod has one of its own
-
-
-def test_places_of_spawned_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """03 without starting anything: how many it spawns, and the environment of local rank 1. With
-    as many threads as cores in each, two ranks on two cores train at a third of the speed."""
-    module, env, spawned = load_chapter(SPAWNS), {}, []
+def test_places_of_spawned_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """03 without starting anything: how many it spawns, and the rank and environment of local rank
+    1. With as many threads as cores in each, two ranks on two cores train at a third of the
+    speed."""
+    module, spawned = load_chapter(SPAWNS), []
     ended = SimpleNamespace(join=lambda: True)
     monkeypatch.setattr(
         "torch.multiprocessing.spawn", lambda *call, join: spawned.append(call) or ended
     )
-    monkeypatch.setattr(module, "run", lambda *_: env.update(os.environ))
+    build_loaders = mock.Mock(side_effect=StopIteration)
+    monkeypatch.setattr(module, "build_loaders", build_loaders)
     monkeypatch.setattr("torch.get_num_threads", lambda: 6)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    argv = "--synthetic --batch-size 6 --nprocs 2 --nnodes 3 --node-rank 1"
+    argv = ["--synthetic", "8", "--image-size", "8", "--batch-size", "6", "--nprocs", "2"]
+    argv += ["--nnodes", "3", "--node-rank", "1", "--output-dir", str(tmp_path)]
+    argv += ["--master-addr", "10.0.0.9", "--master-port", "29501"]
     with mock.patch.dict(os.environ):
-        address = ["--master-addr", "10.0.0.9", "--master-port", "29501"]
-        module.main([*argv.split(), *address])
+        module.main(argv)
         ((function, args, nprocs),) = spawned
-        function(1, *args)
-    assert nprocs == 2
-    assert [env[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] == ["3", "1", "6"]
-    assert (env["LOCAL_WORLD_SIZE"], env["OMP_NUM_THREADS"]) == ("2", "3")
-    assert env["INIT_METHOD"] == "tcp://10.0.0.9:29501"
-
-
-@pytest.mark.parametrize(
-    ("chapter", "supported", "flags", "told"),
-    [
-        (HUB, False, "--bf16", 1),
-        (HUB, False, "", 0),
-        (HUB, True, "--bf16", 0),
-        ("04_apex", False, "", 1),
-        ("04_apex", False, "--amp-dtype fp32", 0),
-        ("04_apex", True, "", 0),
-    ],
-)
-def test_emulated_bf16_is_told(
-    chapter: str,
-    supported: bool,
-    flags: str,
-    told: int,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    """On a GPU without it torch emulates bf16, many times slower. (run up to its first evaluation,
-    as on CUDA. It is that of 02 in most chapters, test_static.py.)"""
-    module = load_chapter(chapter)
-    for name in ("setup_distributed", "check_same", "train_one_epoch"):
-        monkeypatch.setattr(module, name, lambda *_: None)
-    monkeypatch.setattr(module, "setup_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(module, "wrap_model", lambda _, model: model)
-    monkeypatch.setattr(module, "evaluate", mock.Mock(side_effect=StopIteration))
-    monkeypatch.setattr(module, "build_model", lambda *_: nn.Linear(1, 1))
-    monkeypatch.setattr(nn.Module, "to", lambda model, *_, **__: model)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "T4")
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: supported)
-    argv = ["--synthetic", "8", "--batch-size", "4", "--output-dir", str(tmp_path), *flags.split()]
-    args = module.build_parser().parse_args([*argv, "--image-size", "8", "--workers", "0"])
-    with mock.patch.dict(os.environ, {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}):
         with pytest.raises(StopIteration):
-            module.run(args)
-    (start,) = rows(tmp_path, "start")
-    assert start["device"] == "T4" and len(rows(tmp_path, "warning")) == told
+            function(1, *args)
+        env = dict(os.environ)
+    assert nprocs == 2
+    assert build_loaders.call_args.args[3:] == (3, 6)  # rank and world size
+    assert (env["LOCAL_WORLD_SIZE"], env["OMP_NUM_THREADS"]) == ("2", "3")
+    assert args[1] == "tcp://10.0.0.9:29501"

@@ -86,7 +86,7 @@ def test_not_set_up(missing: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     spec = importlib.util.spec_from_file_location("afresh", CHAPTER / "main.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    with pytest.raises(SystemExit, match=f"^05_horovod: error: {says}") as ended:
+    with pytest.raises(SystemExit, match=f"^error: {says}") as ended:
         module.main(["--synthetic", "--output-dir", str(tmp_path / "run")])
     assert "\n" not in ended.value.code and not (tmp_path / "run").exists()
 

@@ -11,7 +11,6 @@ from harness import CHAPTERS, TINY, launch, load_chapter, rows
 from torch import Tensor
 from torchvision import models
 from torchvision.models import list_models
-from with_tiny_model import stateful
 
 pytestmark = pytest.mark.proof
 
@@ -29,23 +28,11 @@ def test_many_exits(chapter: str, tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / f"run{number}")  # 180 MB of checkpoints
 
 
-@pytest.mark.parametrize("chapter", ["02_distributed", "05_horovod"])
-def test_hundreds_of_loader_workers(chapter: str, crew: Crew, tmp_path: Path) -> None:
-    """A loader's worker is a fork of a process in which gloo's, or Horovod's, threads run. Where
-    one of them holds a lock of Python at that moment, the worker hangs: with Horovod about once in
-    300 epochs but for its barrier, with gloo once in thousands (Python 3.11; 3.12 mends it)."""
-    argv = ["--synthetic", "16", "--image-size", "8", "--batch-size", "8", "--epochs", "300"]
-    argv += ["--workers", "1", "--output-dir", str(tmp_path)]
-    patches = {"build_model": stateful}
-    answers = crew.run(call_main, chapter, argv, patches, world_size=2)
-    assert [answer["exit"] for answer in answers] == [None, None]
-    assert len(rows(tmp_path, "eval")) == 300
-
-
 def one_step(arch: str) -> tuple[int, ...]:
     """In a crew member: build the model as 02 does, and train it on two images of 224 pixels."""
     torch.manual_seed(0)
-    model = load_chapter("02_distributed").build_model(SimpleNamespace(arch=arch), 7, False)
+    args = SimpleNamespace(arch=arch, pretrained=False)
+    model = load_chapter("02_distributed").build_model(args, 7)
     logits = model.train()(torch.rand(2, 3, 224, 224))
     assert isinstance(logits, Tensor), type(logits)
     logits.sum().backward()

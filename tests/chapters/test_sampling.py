@@ -3,11 +3,11 @@
 (That a run shuffles anew in each epoch: test_equivalence.py, whose plain loop does.)
 """
 
-import multiprocessing
 import os
+from argparse import Namespace
 from itertools import combinations
 from pathlib import Path
-from unittest import mock
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -19,12 +19,28 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from with_tiny_model import tiny_float32
 
 WORLD_SIZES = {"01_dataparallel": (1,)}
-# build_loaders is the same in all chapters but 06, which test_static.py holds.
-LOADERS = ["02_distributed", SLURM]
+# build_loaders of the other chapters is that of 02, or differs from it in a comment.
+LOADERS = ["01_dataparallel", "02_distributed", SLURM]
 BATCH, EPOCHS = 12, 4
 
 
 # ------------------------------------------------------------------------- what the loaders deliver
+
+
+def training_loader(
+    module: ModuleType, args: Namespace, items: Dataset, rank: int, world_size: int
+) -> DataLoader:
+    """Of a rank; 01 has none."""
+    ranks = () if module.__name__.endswith("01_dataparallel") else (rank, world_size)
+    return module.build_loaders(args, items, items, *ranks)[0]
+
+
+def set_epoch(module: ModuleType, args: Namespace, loader: DataLoader, epoch: int) -> None:
+    """As main does before each epoch."""
+    if hasattr(loader.sampler, "set_epoch"):
+        loader.sampler.set_epoch(epoch)
+    else:
+        loader.sampler.generator.manual_seed(args.seed * 1_000_003 + epoch)
 
 
 def deliveries(chapter: str, images: int, world_size: int) -> list[list[list[set[int]]]]:
@@ -32,15 +48,12 @@ def deliveries(chapter: str, images: int, world_size: int) -> list[list[list[set
     module = load_chapter(chapter)
     argv = ["--synthetic", "--batch-size", str(BATCH), "--seed", "5", "--workers", "0"]
     args = module.build_parser().parse_args(argv)
-    numbers = range(images)  # stands for a data set: item n is n
-    loaders = [
-        module.build_loaders(args, numbers, numbers, rank, world_size)[0]
-        for rank in range(world_size)
-    ]
+    numbers, ranks = range(images), range(world_size)  # in a data set item n is n
+    loaders = [training_loader(module, args, numbers, rank, world_size) for rank in ranks]
     epochs = []
     for epoch in range(EPOCHS):
         for loader in loaders:
-            loader.sampler.set_epoch(epoch)
+            set_epoch(module, args, loader, epoch)
         epochs.append([[batch.tolist() for batch in loader] for loader in loaders])
     return epochs
 
@@ -71,8 +84,8 @@ def test_each_image_at_most_once(chapter: str, images: int) -> None:
 
 
 def test_seeds_do_not_share_orders() -> None:
-    """DistributedSampler adds its seed and the epoch: neighbouring seeds would have the same orders
-    one epoch later."""
+    """A sampler adds its seed and the epoch: neighbouring seeds would have the same orders, one
+    epoch later."""
     module, orders = load_chapter("02_distributed"), []
     for seed in range(3):
         args = module.build_parser().parse_args(
@@ -88,62 +101,36 @@ def test_seeds_do_not_share_orders() -> None:
 # ------------------------------------------------------------------------------------ the workers
 
 
-class CountsItems(Dataset):
-    """How often an item was asked for, in this process and its workers."""
-
-    def __init__(self) -> None:
-        self.asked = torch.zeros((), dtype=torch.int64).share_memory_()
+class Drawn(Dataset):
+    """Numbers from numpy."""
 
     def __len__(self) -> int:
         return 40
 
-    def __getitem__(self, index: int) -> tuple[float, int]:
-        self.asked += 1
-        return np.random.rand(), os.getpid()
-
-
-def living_children() -> set[int]:
-    return {process.pid for process in multiprocessing.active_children()}
+    def __getitem__(self, index: int) -> float:
+        return np.random.rand()
 
 
 ARGV = ["--synthetic", "--batch-size", "4", "--workers", "1"]
+FORKS: list[bool] = []  # for each fork of this process: whether a process group existed
 
 
-def test_workers_start_early(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Both loaders' before the process group, the one that pins memory last; and they live on. Of
-    the validation set nothing is loaded before it is wanted."""
-    module, train_set, val_set = load_chapter("02_distributed"), CountsItems(), CountsItems()
-    started, loaders, others = [], [], living_children()
-    build_loaders, start = module.build_loaders, DataLoader.__iter__
+def forks_of(chapter: str, argv: list[str]) -> list[bool]:
+    """In a crew member."""
+    if not FORKS:
+        os.register_at_fork(before=lambda: FORKS.append(torch.distributed.is_initialized()))
+    FORKS.clear()
+    answer = call_main(chapter, argv, {"build_model": tiny_float32})
+    assert answer["exit"] is None, answer
+    return FORKS[:]
 
-    def noting(loader: DataLoader) -> object:
-        started.append(loader)
-        return start(loader)
 
-    def keep(*given: object) -> tuple:
-        loaders.extend(build_loaders(*given))
-        return tuple(loaders)
-
-    monkeypatch.setattr(DataLoader, "__iter__", noting)
-    monkeypatch.setattr(module, "build_datasets", lambda _: (train_set, val_set, 10))
-    monkeypatch.setattr(module, "build_loaders", keep)
-    monkeypatch.setattr(module, "setup_distributed", mock.Mock(side_effect=StopIteration))
-    args = module.build_parser().parse_args([*ARGV, "--output-dir", str(tmp_path)])
-    with mock.patch.dict(os.environ, {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}):
-        with pytest.raises(StopIteration):
-            module.run(args)
-    workers = living_children() - others
-    train, val = loaders
-    assert started == [val, train] and len(workers) == 2
-    for loader in (val, train, val):
-        assert {pid for _, pids in loader for pid in pids.tolist()} < workers
-    assert workers == living_children() - others
-    # Two passes over a share of it, and no more.
-    assert (len(val), val_set.asked.item()) == (10, 40)
-    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
-    args = module.build_parser().parse_args([*ARGV, "--workers", "0"])
-    train, val = build_loaders(args, train_set, val_set, 0, 2)
-    assert (train.pin_memory, val.pin_memory) == (True, False)
+@pytest.mark.parametrize("chapter", table(LOADERS[1:], LOADERS[1:2]))
+def test_workers_start_early(chapter: str, crew: Crew, tmp_path: Path) -> None:
+    """A worker of each loader on each rank, before the process group, whose threads may hold locks;
+    none later, though both loaders are used again in each epoch."""
+    argv = [*ARGV, "--epochs", "3", "--image-size", "8", "--output-dir", str(tmp_path)]
+    assert crew.run(forks_of, chapter, argv, world_size=2) == [[False, False]] * 2
 
 
 def test_numpy_differs_by_rank() -> None:
@@ -154,8 +141,10 @@ def test_numpy_differs_by_rank() -> None:
     for loader in (0, 1):
         drawn = []
         for rank in range(2):
-            batches = module.build_loaders(args, CountsItems(), CountsItems(), rank, 2)[loader]
-            drawn += [number for numbers, _ in batches for number in numbers.tolist()]
+            batches = module.build_loaders(args, Drawn(), Drawn(), rank, 2)[loader]
+            if loader == 1:
+                batches.sampler[:] = range(rank, 40, 2)
+            drawn += [number for numbers in batches for number in numbers.tolist()]
         assert len(set(drawn)) == len(drawn) == 40
 
 

@@ -6,7 +6,9 @@ test_slurm.py sees the same with a real one. Here the variables are those that r
 import multiprocessing
 import os
 import signal
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,7 +17,7 @@ from unittest import mock
 import pytest
 import torch
 from crew import Crew, call_main
-from harness import LAUNCHER_VARIABLES, SLURM, events, load_chapter, load_state, rows
+from harness import LAUNCHER_VARIABLES, ROOT, SLURM, events, load_chapter, load_state, rows, run
 from plain_training import (
     EPOCHS,
     HIGH_RATE,
@@ -172,7 +174,7 @@ def test_mistakes(mistake: str, chapter: ModuleType, environment: pytest.MonkeyP
     """One line, which names what does not fit or what to type."""
     env, words = MISTAKES[mistake]
     os.environ.update(env)
-    with pytest.raises(SystemExit, match=f"^06_slurm: error: {words}$"):
+    with pytest.raises(SystemExit, match=f"^error: {words}$"):
         chapter.main(["--synthetic", "8", "--output-dir", "nowhere"])
     assert not Path("nowhere").exists()
 
@@ -200,7 +202,9 @@ def leg(chapter: str, argv: list[str], ask: dict[str, Any]) -> dict:
     """In a crew member: one start of a run that may be asked to stop. ask: who, after which step or
     in which evaluation of this start, by which signal."""
     module, at, seeds, workers = load_chapter(chapter), {"step": 0, "evaluation": 0}, set(), []
-    to_device, evaluate = module.to_device, module.evaluate
+    batches, evaluate = module.batches, module.evaluate
+    for number in (USR1, TERM):  # an evaluation may inherit that they are ignored
+        signal.signal(number, signal.SIG_IGN if "--evaluate" in argv else signal.SIG_DFL)
     mine = int(os.environ["CREW_RANK"]) == ask.get("rank")
 
     def maybe_ask(**now: int) -> None:
@@ -215,19 +219,20 @@ def leg(chapter: str, argv: list[str], ask: dict[str, Any]) -> dict:
             time.sleep(0.3)
             assert all(worker.is_alive() for worker in workers), f"{number} ended a worker"
 
-    def counting(*given: Any) -> tuple[Tensor, Tensor]:
-        if not torch.is_inference_mode_enabled():
-            at["step"] += 1
-            seeds.add(torch.initial_seed())
-            maybe_ask(step=at["step"])
-        return to_device(*given)
+    def counting(*given: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in batches(*given):
+            if not torch.is_inference_mode_enabled():
+                at["step"] += 1
+                seeds.add(torch.initial_seed())
+                maybe_ask(step=at["step"])
+            yield batch
 
     def evaluating(*given: Any) -> dict:
         at["evaluation"] += 1
         maybe_ask(evaluation=at["evaluation"])
         return evaluate(*given)
 
-    patches = {"to_device": counting, "evaluate": evaluating, "build_model": tiny_float64}
+    patches = {"batches": counting, "evaluate": evaluating, "build_model": tiny_float64}
     if chapter == SLURM:
         patches["STOP_EVERY"] = ask.get("every", 1)
     answer = call_main(chapter, argv, patches)
@@ -238,7 +243,7 @@ def leg(chapter: str, argv: list[str], ask: dict[str, Any]) -> dict:
 def one_start(crew: Crew, folder: Path, world_size: int, *more: Any, **ask: Any) -> list[dict]:
     """Another start of the run in a folder; the answers of its ranks, which have all ended alike
     and at the same step."""
-    argv = [*arguments(folder, HIGH_RATE), "--print-freq", "1", "--resume", "auto"]
+    argv = [*arguments(folder, HIGH_RATE), "--print-freq", "1", "--resume"]
     argv += [str(word) for word in more]
     ask = {"rank": world_size - 1, "signal": USR1} | ask
     answers = crew.run(leg, SLURM, argv, ask, world_size=world_size)
@@ -247,21 +252,22 @@ def one_start(crew: Crew, folder: Path, world_size: int, *more: Any, **ask: Any)
     return answers
 
 
-def assert_stopped(answers: list[dict], folder: Path, epoch: int, done: int, step: int) -> None:
+def assert_stopped(answers: list[dict], folder: Path, epoch: int, done: int) -> None:
     """By request, with the last word in the log, and a checkpoint of that very step."""
     assert answers[0]["exit"] == 75, answers
     assert events(folder)[-1]["event"] == "stopped"
     state = load_state(folder / "checkpoint.pt")
-    assert (state["epoch"], state["step_in_epoch"], state["global_step"]) == (epoch, done, step)
-    assert not (folder / "saving.tmp").exists()
+    assert (state["epoch"], state.get("step", 0)) == (epoch, done)
+    assert ("inside an epoch" in state["model_name"]) == (done > 0)
+    assert not (folder / "checkpoint.tmp").exists()
 
 
 def assert_whole(answers: list[list[dict]], folder: Path) -> None:
     """All starts together are the uninterrupted run."""
     assert answers[-1][0]["exit"] is None, answers[-1]
     steps = [answer[0]["step"] for answer in answers]
-    resumed = [sum(steps[:number]) for number in range(len(steps))]
-    assert_one_run(folder, [len(answer) for answer in answers], resumed, 0)
+    done = [sum(steps[:number]) for number in range(len(steps))]
+    assert_one_run(folder, [len(answer) for answer in answers], done, 0)
 
 
 def assert_plain(folder: Path) -> None:
@@ -272,14 +278,14 @@ def assert_plain(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("sizes", "ask", "stops"),
     [
-        # The step of a start at which one rank is asked; epoch, steps of it and all steps done.
-        ((2, 2), [dict(step=6)], [(1, 2, 6)]),
+        # The step of a start at which one rank is asked; the epoch, and the steps of it done.
+        ((2, 2), [dict(step=6)], [(1, 2)]),
         # Twice, and at three sizes; the second inside the epoch that the first one stopped.
-        ((1, 2, 3), [dict(step=1), dict(step=2, signal=TERM)], [(0, 1, 1), (0, 3, 3)]),
+        ((1, 2, 3), [dict(step=1), dict(step=2, signal=TERM)], [(0, 1), (0, 3)]),
         # The last step of the last epoch, and of others: only the evaluation is left.
-        ((1, 2), [dict(step=12)], [(2, 4, 12)]),
-        ((2, 2, 2), [dict(step=4), dict(step=1)], [(0, 4, 4), (1, 1, 5)]),
-        ((2, 1), [dict(evaluation=1)], [(1, 0, 4)]),
+        ((1, 2), [dict(step=12)], [(2, 4)]),
+        ((2, 2, 2), [dict(step=4), dict(step=1)], [(0, 4), (1, 1)]),
+        ((2, 1), [dict(evaluation=1)], [(1, 0)]),
     ],
 )
 def test_stop(
@@ -299,10 +305,11 @@ def test_stop_between_two_looks(crew: Crew, tmp_path: Path) -> None:
     says. What loader workers have fetched beyond the stop is not lost."""
     freq = ["--print-freq", 2, "--workers"]
     first = one_start(crew, tmp_path, 2, *freq, 2, step=6, every=3)
-    assert_stopped(first, tmp_path, 1, 3, 7)
+    assert_stopped(first, tmp_path, 1, 3)
     last = one_start(crew, tmp_path, 2, *freq, 1, every=3)
     assert last[0]["exit"] is None
-    assert [row["step"] for row in rows(tmp_path, "train")] == [1, 2, 4, 5, 6, 8, 9, 10, 12]
+    places = [(row["epoch"], row["step"]) for row in rows(tmp_path, "train")]
+    assert places == [(0, 2), (0, 4), (1, 2), (1, 4), (2, 2), (2, 4)]
     assert [answers[0]["step"] for answers in (first, last)] == [7, 5]
     # Two epochs of each start: dropout in what is left of one is not as at its beginning.
     seeds = [seed for answer in (*first, *last) for seed in answer["seeds"]]
@@ -329,12 +336,41 @@ def test_loader_workers_survive(crew: Crew, tmp_path: Path) -> None:
 
 
 def test_its_checkpoint_can_be_evaluated(crew: Crew, tmp_path: Path) -> None:
-    """By any chapter, with any batch size; and an evaluation ends at once when it is told to."""
-    assert_stopped(one_start(crew, tmp_path, 2, step=6), tmp_path, 1, 2, 6)
-    for chapter in ("02_distributed", SLURM):
-        argv = arguments(tmp_path / chapter, HIGH_RATE)
-        argv += ["--resume", str(tmp_path / "checkpoint.pt"), "--evaluate"]
-        (answer,) = crew.run(leg, chapter, [*argv, "--batch-size", "10", "--seed", "8"], {})
-        assert (answer["exit"], answer["handles"]) == (None, [False, False]), answer
-        (row,) = rows(tmp_path / chapter, "eval", "evaluate.jsonl")
-        assert (row["images"], row["step"]) == (IMAGES // 4, 6)
+    """With any batch size; and an evaluation ends at once when it is told to."""
+    assert_stopped(one_start(crew, tmp_path, 2, step=6), tmp_path, 1, 2)
+    argv = [*arguments(tmp_path / "evaluated", HIGH_RATE), "--batch-size", "10", "--seed", "8"]
+    argv += ["--resume", str(tmp_path / "checkpoint.pt"), "--evaluate"]
+    (answer,) = crew.run(leg, SLURM, argv, {})
+    assert (answer["exit"], answer["handles"]) == (None, [False, False]), answer
+    (row,) = rows(tmp_path / "evaluated", "eval", "evaluate.jsonl")
+    assert row["images"] == IMAGES // 4
+
+
+FAILS = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "tests/support")!r})
+import torch
+from harness import load_chapter
+from with_tiny_model import TinyModel
+chapter = load_chapter({SLURM!r})
+
+
+class Broken(TinyModel):
+    def forward(self, images):
+        raise RuntimeError("a mistake in the model")
+
+
+chapter.build_model = lambda args, num_classes: Broken(num_classes)
+chapter.main()
+"""
+
+
+def test_failing_with_workers(tmp_path: Path) -> None:
+    """A rank that fails ends its loader's workers, though they ignore SIGTERM, by which Python
+    would end them, to wait for them then."""
+    (tmp_path / "fails.py").write_text(FAILS)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "fails.py"]
+    argv = ["--synthetic", "64", "--image-size", "8", "--batch-size", "4", "--workers", "2"]
+    argv += ["--print-freq", "1", "--output-dir", "out"]
+    done = run([*torchrun, *argv], tmp_path, 90, {"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 1 and "a mistake in the model" in done.stderr, done.output

@@ -71,9 +71,9 @@ def evaluate_alone(chapter: str, argv: list, crew: Crew, script: Path) -> None:
 def test_trains_resumes_and_evaluates(
     chapter: str, tmp_path: Path, ten_classes: Path, crew: Crew
 ) -> None:
-    """Two epochs on generated images, a third by --resume auto on JPEG files through loader
-    workers: steps, a falling loss, all images evaluated, one log, the checkpoint's keys. Then the
-    saved model gives the numbers of the log when one process evaluates it again."""
+    """Two epochs on generated images, a third by --resume on JPEG files through loader workers:
+    steps, a falling loss, all images evaluated, one log, the checkpoint's keys. Then the saved
+    model gives the numbers of the log when one process evaluates it again."""
     if chapter == HOROVOD and torch.cuda.is_available():
         hvd = pytest.importorskip("horovod.torch")
         if not hvd.nccl_built():
@@ -88,24 +88,18 @@ def test_trains_resumes_and_evaluates(
     assert first.returncode == 0, first.output
     assert not [line for line in first.lines("DeprecationWarning") if "/torch" in line]
 
-    run_dir = script.parent / "runs" / chapter  # the default: runs/ and the script's own folder
-    start = rows(run_dir, "start")[0]
-    assert start["chapter"] == chapter
-    assert start["world_size"] == (1 if chapter == "01_dataparallel" else WORLD_SIZE)
-    assert start["global_batch_size"] == BATCH
-    assert start["per_rank_batch_size"] * start["world_size"] == BATCH
+    run_dir = script.parent / "runs" / chapter  # the default
+    (start,) = rows(run_dir, "start")
+    assert start.get("world_size", 1) == (1 if chapter == "01_dataparallel" else WORLD_SIZE)
+    assert (start["epoch"], start["steps_per_epoch"]) == (0, 20)
+    assert start["args"]["batch_size"] == BATCH
     train, evals = rows(run_dir, "train"), rows(run_dir, "eval")
-    # The first step of an epoch, every 8, and the rest: 20 steps an epoch.
-    assert [row["step"] for row in train] == [1, 8, 16, 20, 21, 28, 36, 40]
-    assert [row["epoch"] for row in train] == [0, 0, 0, 0, 1, 1, 1, 1]
+    # Every 8 steps of an epoch, and the rest: 20 steps an epoch.
+    places = [(row["epoch"], row["step"]) for row in train]
+    assert places == [(0, 8), (0, 16), (0, 20), (1, 8), (1, 16), (1, 20)]
     assert train[-1]["loss"] < 0.6 * train[0]["loss"], [row["loss"] for row in train]
-    assert all(row["images_per_second"] > 0 for row in train)
-    assert all(row["lr"] > 0 and row["seconds"] > 0 for row in train)
-    assert all((row["max_memory"] > 0) == torch.cuda.is_available() for row in train)
-    assert [(row["epoch"], row["step"], row["images"]) for row in evals] == [
-        (0, 20, images // 4),
-        (1, 40, images // 4),
-    ]
+    assert all(row["images_per_second"] > 0 and row["lr"] > 0 for row in train)
+    assert [(row["epoch"], row["images"]) for row in evals] == [(0, images // 4), (1, images // 4)]
     assert rows(run_dir, "end")[0]["best_acc1"] == max(row["acc1"] for row in evals)
     # Rank 0 alone speaks: every event is printed once.
     for event in ("start", "train", "eval", "end"):
@@ -119,18 +113,17 @@ def test_trains_resumes_and_evaluates(
         assert not any(key.startswith(("module.", "_orig_mod.")) for key in state["model"])
         assert all(t.device.type == "cpu" for t in state["model"].values())
     state = load_state(run_dir / "checkpoint.pt")
-    assert (state["epoch"], state["global_step"], state.get("step_in_epoch", 0)) == (2, 40, 0)
-    assert type(state["best_acc1"]) is float and state["num_classes"] == 10
+    assert state["epoch"] == 2 and type(state["best"]) is float
+    assert state["model_name"] == f"{SIZE[1]} with 10 classes"
     assert not list(run_dir.glob("*.tmp"))
 
-    again = ["--data", ten_classes, *argv[2:], "--epochs", 3, "--workers", 1, "--resume", "auto"]
+    again = ["--data", ten_classes, *argv[2:], "--epochs", 3, "--workers", 1, "--resume"]
     again += AS_OTHERS.get(chapter, [])
     second = run(command_for(chapter, again, WORLD_SIZE, script), script.parent, env=EXACT)
     assert second.returncode == 0, second.output
-    assert rows(run_dir, "start")[1]["resumed_from_step"] == 40
+    assert rows(run_dir, "start")[1]["epoch"] == 2
     assert [row["images"] for row in rows(run_dir, "eval")] == [images // 4, images // 4, 19]
-    assert rows(run_dir, "train")[-1]["step"] == 42
-    assert load_state(run_dir / "checkpoint.pt")["args"]["batch_size"] == BATCH
+    assert [row["step"] for row in rows(run_dir, "train")[6:]] == [2]
 
     before = events(run_dir)
     path = run_dir / "checkpoint.pt"

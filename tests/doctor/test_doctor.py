@@ -475,7 +475,7 @@ def test_chapters(chapter: str, tmp_path: Path) -> None:
         skip_without_slurm()
     launched(chapter, FLAGS, tmp_path)
     launched(chapter, [*FLAGS, "--evaluate", "--resume", "out/checkpoint.pt"], tmp_path)
-    launched(chapter, [*FLAGS, "--epochs", "3", "--resume", "auto"], tmp_path)
+    launched(chapter, [*FLAGS, "--epochs", "3", "--resume"], tmp_path)
 
 
 def test_compiled_collectives(tmp_path: Path) -> None:

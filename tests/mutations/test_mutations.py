@@ -16,7 +16,8 @@ from mutations import MUTATIONS, Mutation
 
 
 def files_of(root: Path) -> list[Path]:
-    tools = [*sorted((root / "doctor").rglob("*.py")), root / "tools/gpu_check.py"]
+    tools = [root / "tools/gpu_check.py", root / "tools/carry.py"]
+    tools += sorted((root / "doctor").rglob("*.py"))
     return [*sorted(root.glob("0[1-7]_*/main.py")), *tools]
 
 

@@ -97,7 +97,7 @@ def test_reference_has_every_flag(language: str) -> None:
     ("script", "says"),
     [
         ("torchrun --nprocs 2 02_distributed/main.py --synthetic", "unrecognized arguments"),
-        ("horovodrun -np 2 python 05_horovod/main.py --synthetic --dist-timeout 3", "unrecognized"),
+        ("horovodrun -np 2 python 05_horovod/main.py --synthetic --nope 3", "unrecognized"),
         ('A="--synthetic --nope"\npython 01_dataparallel/main.py $A', "--nope"),
         ("python 03_multiprocessing/main.py --synthetic 2>&1 | tee log.txt  # --nope", ""),
         ("torchrun --node-rank $SLURM_NODEID 02_distributed/main.py --data D &", ""),

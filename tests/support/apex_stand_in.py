@@ -1,8 +1,8 @@
 """A stand-in for NVIDIA's Apex at tag 25.05, for machines without a GPU.
 
-It has the functions of apex.amp, apex.parallel and apex.optimizers that 04_apex calls, and notes
-their order, which a test compares. It does the arithmetic, on the CPU, but is not Apex: the
-numerics of O1 to O3, the fused kernels, SyncBatchNorm and the overlap of its
+It has the functions of apex.amp and apex.parallel that 04_apex calls, and notes their order, which
+a test compares. It does the arithmetic, on the CPU, but is not Apex: the numerics of O1 to O3, its
+kernels, SyncBatchNorm and the overlap of its
 DistributedDataParallel are seen only on a GPU. Written from Apex's behaviour and none of its code.
 Compared by hand in 2026 with Apex's sources, changed to run on one CPU: 16 steps of O0 to O3 had
 the same weights, scales and skipped steps, bit for bit, and so had resumed runs.
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 # Functions of two tensors that O1 makes one type of, if it can.
@@ -48,15 +48,13 @@ state = State()
 # ---------------------------------------------------------------------------------------- apex.amp
 
 
-def initialize(
-    model: nn.Module, optimizer: Optimizer, opt_level: str, loss_scale: float | None
-) -> None:
+def initialize(model: nn.Module, optimizer: Optimizer, opt_level: str) -> None:
     """Changes model and optimizer in place."""
     state.calls.append("initialize")
-    state.arguments = {"opt_level": opt_level, "loss_scale": loss_scale}
+    state.arguments = {"opt_level": opt_level}
     state.weights = list(model.parameters())
-    state.dynamic = opt_level in ("O1", "O2") and loss_scale is None
-    state.scale = 2.0**16 if state.dynamic else loss_scale or 1.0
+    state.dynamic = opt_level in ("O1", "O2")
+    state.scale = 2.0**16 if state.dynamic else 1.0
     if opt_level == "O1":
         state.patches.enter_context(FunctionsOfO1())
         device = next(model.parameters()).device.type
@@ -139,11 +137,6 @@ def scale_loss(loss: Tensor, optimizer: Optimizer) -> Iterator[Tensor]:
         state.scale, state.unskipped = state.scale / 2, 0
 
 
-def master_params(optimizer: Optimizer) -> list[nn.Parameter]:
-    state.calls.append("master_params")
-    return optimizer.param_groups[0]["params"]
-
-
 def state_dict() -> dict:
     return {"loss_scaler0": {"loss_scale": state.scale, "unskipped": state.unskipped}}
 
@@ -153,7 +146,7 @@ def load_state_dict(saved: dict) -> None:
     state.unskipped = saved["loss_scaler0"]["unskipped"]
 
 
-# ----------------------------------------------------------------- apex.parallel, apex.optimizers
+# ----------------------------------------------------------------------------------- apex.parallel
 
 
 class DistributedDataParallel(nn.Module):
@@ -185,23 +178,15 @@ def convert_syncbn_model(module: nn.Module) -> None:
     state.calls.append("convert_syncbn_model")
 
 
-class FusedSGD(SGD):
-    """torch's, as far as the chapter needs it."""
-
-    def __init__(self, params: Any, lr: float, momentum: float, weight_decay: float) -> None:
-        super().__init__(params, lr, momentum, weight_decay=weight_decay)
-        state.calls.append("FusedSGD")
-
-
 @contextlib.contextmanager
 def in_use(chapter: ModuleType) -> Iterator[State]:
     """The chapter finds this Apex, and a GPU where it asks for one, though it trains on the CPU."""
-    check = mock.patch("torch.cuda.is_available", lambda: True)(chapter.check_precision)
-    names = ["apex.amp", "apex.parallel", "apex.optimizers"]
+    check = mock.patch("torch.cuda.is_available", lambda: True)(chapter.check_flags)
+    names = ["apex.amp", "apex.parallel"]
     state.__init__()
     with (
         mock.patch.dict(sys.modules, dict.fromkeys(names, sys.modules[__name__])),
-        mock.patch.object(chapter, "check_precision", check),
+        mock.patch.object(chapter, "check_flags", check),
         state.patches,  # what O1 does to torch ends here
     ):
         yield state

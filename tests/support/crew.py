@@ -158,8 +158,7 @@ def call_main(chapter: str, argv: list[str], patches: dict[str, Any] | None = No
         try:
             if chapter == "03_multiprocessing":
                 nodes = ["--nprocs", os.environ["WORLD_SIZE"]]
-                os.environ["INIT_METHOD"] = "env://"
-                module.worker(int(os.environ["RANK"]), [*argv, *nodes])
+                module.worker(int(os.environ["RANK"]), [*argv, *nodes], "env://")
             else:
                 module.main(argv)
         except SystemExit as error:

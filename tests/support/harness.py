@@ -29,8 +29,8 @@ LAUNCHER_VARIABLES = (
     "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_", "TORCHELASTIC", "GROUP_",
     "ROLE_", "SLURM_", "HOROVOD_",
 )  # fmt: skip
-CHECKPOINT_KEYS = {"model", "optimizer", "epoch", "global_step", "best_acc1", "num_classes", "args"}
-OWN_KEYS = {"04_apex": {"scaler"}, "06_slurm": {"step_in_epoch"}}
+CHECKPOINT_KEYS = {"model", "optimizer", "epoch", "best", "model_name"}
+OWN_KEYS = {"04_apex": {"scaler"}}
 # What has a chapter compute as the others do: 04 is in 16 bits unless told otherwise.
 AS_OTHERS = {"04_apex": ["--amp-dtype", "fp32"]}
 # What a process says that has used gloo and aborts while Python ends, its work done: a race in
@@ -48,7 +48,7 @@ NOT_OURS = [
 WARNINGS = ",".join(["error::FutureWarning", *NOT_OURS])
 STRICT = {"PYTHONWARNINGS": ",".join(["default::DeprecationWarning", WARNINGS])}
 # Seconds within which whatever a test starts must end: far more than it takes, as the machine may
-# be busy, and less than the 600 for which a rank waits by default for one that has died.
+# be busy.
 PATIENCE = float(os.environ.get("TEST_PATIENCE", 540))
 # A tiny run: 40 images of 32 pixels, 5 steps an epoch.
 TINY = ["--arch", "shufflenet_v2_x0_5", "--image-size", "32", "--batch-size", "8", "--workers", "0"]

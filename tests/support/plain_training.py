@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from with_tiny_model import tiny_float64
 
 # 50 images are 4 batches of 12, which 1, 2 and 3 ranks divide, and a rest of 2 to drop. The warm-up
-# ends inside an epoch, and nothing is zero that a chapter might forget.
-IMAGES, BATCH, EPOCHS, SEED, WARMUP_EPOCHS = 50, 12, 3, 7, 0.75
+# (a tenth of the epochs) ends inside an epoch, and nothing is zero that a chapter might forget.
+IMAGES, BATCH, EPOCHS, SEED = 50, 12, 3, 7
 STEPS = IMAGES // BATCH  # of an epoch
 WEIGHT_DECAY, LABEL_SMOOTHING = 0.01, 0.1
 ARGV = ["--synthetic", IMAGES, "--image-size", 8, "--batch-size", BATCH, "--epochs", EPOCHS]
-ARGV += ["--seed", SEED, "--warmup-epochs", WARMUP_EPOCHS, "--weight-decay", WEIGHT_DECAY]
+ARGV += ["--seed", SEED, "--weight-decay", WEIGHT_DECAY]
 ARGV += ["--label-smoothing", LABEL_SMOOTHING, "--workers", 0]
 # A rate at which a small mistake grows, and one at which float32's rounding errors do not.
 HIGH_RATE, LOW_RATE = 4.0, 1.0
@@ -48,11 +48,11 @@ def train_plainly(
     targets = torch.tensor([int(target) for _, target in data])
     assert len(images) == IMAGES and images.dtype == torch.uint8
     torch.manual_seed(SEED)
-    model = build(None, classes, False)
+    model = build(None, classes)
     model.train()
     parameters = list(model.parameters())
     momentum = [torch.zeros_like(parameter) for parameter in parameters]
-    warmup, total = WARMUP_EPOCHS * STEPS, EPOCHS * STEPS
+    warmup, total = EPOCHS / 10 * STEPS, EPOCHS * STEPS
     step = 0
     for epoch in range(epochs):
         # What DistributedSampler documents: one permutation for all ranks, from its seed + epoch.
@@ -90,8 +90,8 @@ def train(chapter: str, argv: list[str], build: Callable) -> dict:
     """In a crew member: train, and return the parameters that this rank ends with."""
     built = []
 
-    def build_and_keep(args: object, num_classes: int, pretrained: bool) -> nn.Module:
-        built.append(build(args, num_classes, pretrained))
+    def build_and_keep(args: object, num_classes: int) -> nn.Module:
+        built.append(build(args, num_classes))
         return built[0]
 
     answer = call_main(chapter, argv, {"build_model": build_and_keep})
@@ -105,8 +105,7 @@ def assert_is_plain_training(
 ) -> None:
     """Parameters and momentum are those of the plain loop; and the run did all the steps."""
     model, momentum = train_plainly(build, lr)
-    assert state["global_step"] == EPOCHS * STEPS
-    assert (state["epoch"], state.get("step_in_epoch", 0)) == (EPOCHS, 0)
+    assert (state["epoch"], state.get("step", 0)) == (EPOCHS, 0)
     assert [row["images"] for row in rows(run_dir, "eval")] == [IMAGES // 4] * EPOCHS
     # Or two loops that do not train would agree as well.
     untrained, _ = train_plainly(build, lr, epochs=0)
@@ -118,15 +117,16 @@ def assert_is_plain_training(
         assert (kept[index]["momentum_buffer"] - speed).abs().max() < tolerance, index
 
 
-def assert_one_run(run_dir: Path, sizes: Sequence[int], resumed: Sequence[int], last: int) -> None:
-    """Starts of so many ranks, from these steps on, are one run of the tiny float64 model: each
-    step trained and each epoch evaluated once, and the parameters are the plain loop's. Only what
-    was done when a start was killed, up to step `last`, was done again, by the last one."""
+def assert_one_run(run_dir: Path, sizes: Sequence[int], done: Sequence[int], last: int) -> None:
+    """Starts of so many ranks, each after so many steps of the run, are one run of the tiny float64
+    model: each step trained and each epoch evaluated once, and the parameters are the plain loop's.
+    Only what was done when a start was killed, up to step `last`, was done again, by the last one.
+    """
     starts = rows(run_dir, "start")
     assert [row["world_size"] for row in starts] == list(sizes)
-    assert [row["resumed_from_step"] for row in starts] == list(resumed)
-    steps = [*range(1, last + 1), *range(resumed[-1] + 1 if last else 1, EPOCHS * STEPS + 1)]
-    assert [row["step"] for row in rows(run_dir, "train")] == steps
+    assert [row["epoch"] * STEPS + row.get("step", 0) for row in starts] == list(done)
+    steps = [*range(1, last + 1), *range(done[-1] + 1 if last else 1, EPOCHS * STEPS + 1)]
+    assert [row["epoch"] * STEPS + row["step"] for row in rows(run_dir, "train")] == steps
     assert [row["epoch"] for row in rows(run_dir, "eval")] == list(range(EPOCHS))
     assert events(run_dir)[-1]["event"] == "end"
     state = load_state(run_dir / "checkpoint.pt")

@@ -75,14 +75,14 @@ def runs_well(
         assert answer["exit"] is None, answer
 
 
-def one_line(answer: dict, chapter: str) -> str:
+def one_line(answer: dict) -> str:
     """The line an answer consists of, having checked that it is one and nothing else."""
     line = answer["exit"]
     if line == 2:  # argparse: its usage, then the line
         *usage, line = answer["stderr"].strip().splitlines()
         assert usage[0].startswith("usage: ") and ": error: " in line, answer
     else:  # a text is what Python prints to stderr, with status 1
-        assert isinstance(line, str) and line.startswith(f"{chapter}: error: "), answer
+        assert isinstance(line, str) and line.startswith("error: "), answer
     assert "Traceback" not in answer["stdout"] + answer["stderr"], answer
     assert line.isprintable() and len(line) > 30, answer
     return line

@@ -1,15 +1,15 @@
 """Run a chapter in which one rank meets with a fault, once.
 
-    FAULT='{"chapter": ..., "rank": 1, "at": "step 8", "do": "kill", "struck": FILE}' \\
+    FAULT='{"chapter": ..., "rank": 1, "at": "step 8", "struck": FILE}' \\
         torchrun --standalone --nproc-per-node 2 tests/support/with_fault.py --synthetic ...
 
 at: "start" (before the ranks meet), "step N" or "evaluation N" (the N-th batch of the whole run,
-from 1), "save N" (in the middle of the N-th file). do: "kill" is SIGKILL, "sleep" is to be absent.
+from 1), "save N" (in the middle of the N-th file). The fault is SIGKILL.
 struck: written with the time of the fault; where it stands already, all goes well.
 """
 
-import io
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -26,17 +26,18 @@ FAULT = json.loads(os.environ["FAULT"])
 COUNTS: Counter = Counter()
 
 
-def strike(at: str) -> None:
-    """The fault, if this is its place, its rank and the first time."""
-    struck, rank = Path(FAULT["struck"]), 0
+def due(at: str) -> bool:
+    """Whether this is the place of the fault, its rank and the first time."""
+    rank = 0
     for name in ("SLURM_PROCID", "HOROVOD_RANK", "RANK"):
         rank = int(os.environ.get(name, rank))
-    if at != FAULT["at"] or rank != FAULT["rank"] or struck.exists():
-        return
-    struck.write_text(repr(time.time()))
-    if FAULT["do"] == "kill":
+    return at == FAULT["at"] and rank == FAULT["rank"] and not Path(FAULT["struck"]).exists()
+
+
+def strike(at: str) -> None:
+    if due(at):
+        Path(FAULT["struck"]).write_text(repr(time.time()))
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(600)
 
 
 def counted(kind: str) -> str:
@@ -46,25 +47,27 @@ def counted(kind: str) -> str:
 
 def install(chapter: ModuleType) -> None:
     """Put the fault into the chapter's functions."""
-    build_datasets, to_device, save = chapter.build_datasets, chapter.to_device, torch.save
+    build_datasets, batches, fsync = chapter.build_datasets, chapter.batches, os.fsync
 
     def first(*args: Any) -> Any:
+        if chapter.__name__.endswith("03_multiprocessing"):  # no launcher has set it
+            os.environ["RANK"] = str(multiprocessing.current_process()._identity[-1] - 1)
         strike("start")
         return build_datasets(*args)
 
-    def batch(*args: Any) -> Any:
-        strike(counted("evaluation" if torch.is_inference_mode_enabled() else "step"))
-        return to_device(*args)
+    def counting(*args: Any) -> Any:
+        for batch in batches(*args):
+            strike(counted("evaluation" if torch.is_inference_mode_enabled() else "step"))
+            yield batch
 
-    def half_saved(state: dict, file: Any) -> None:
-        whole, at = io.BytesIO(), counted("save")
-        save(state, whole)
-        file.write(whole.getvalue()[: whole.tell() // 2])
-        file.flush()
-        strike(at)
-        file.write(whole.getvalue()[whole.tell() // 2 :])
+    def half_saved(file: int) -> None:
+        at = counted("save")
+        if due(at):
+            os.truncate(file, os.fstat(file).st_size // 2)
+            strike(at)
+        fsync(file)
 
-    chapter.build_datasets, chapter.to_device, torch.save = first, batch, half_saved
+    chapter.build_datasets, chapter.batches, os.fsync = first, counting, half_saved
 
 
 # Not only when started: a child of mp.spawn imports this file as __mp_main__, with the parent's

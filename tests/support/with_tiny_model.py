@@ -39,34 +39,35 @@ class Stateful(nn.Module):
         return self.layers(images)
 
 
-def tiny_float32(args: object, num_classes: int, pretrained: bool) -> nn.Module:
+def tiny_float32(args: object, num_classes: int) -> nn.Module:
     """Takes the place of build_model; so do those below."""
     return TinyModel(num_classes)
 
 
-def tiny_float64(args: object, num_classes: int, pretrained: bool) -> nn.Module:
+def tiny_float64(args: object, num_classes: int) -> nn.Module:
     return TinyModel(num_classes).double()
 
 
-def stateful(args: object, num_classes: int, pretrained: bool) -> nn.Module:
+def stateful(args: object, num_classes: int) -> nn.Module:
     return Stateful(num_classes)
 
 
-def tiny_batchnorm(args: object, num_classes: int, pretrained: bool) -> nn.Module:
+def tiny_batchnorm(args: object, num_classes: int) -> nn.Module:
     return TinyModel(num_classes, nn.BatchNorm2d(8)).double()
 
 
-def tiny_other_on_each_rank(args: object, num_classes: int, pretrained: bool) -> nn.Module:
+def tiny_other_on_each_rank(args: object, num_classes: int) -> nn.Module:
     """As when a rank has drawn other random numbers before: rank 0's weights must count."""
-    model = tiny_float64(args, num_classes, pretrained)
+    model = tiny_float64(args, num_classes)
     for parameter in model.parameters():
         parameter.data += int(os.environ.get("CREW_RANK", 0))
     return model
 
 
-def save_every_epoch(folder: Path, state: dict, is_best: bool) -> None:
+def save_every_epoch(state: dict, path: Path) -> None:
     """In place of save_checkpoint, which only rank 0 may call: every epoch's file is kept, as a
     killed run would leave it."""
     assert os.environ["CREW_RANK"] == "0"
-    torch.save(state, folder / "checkpoint.pt")
-    torch.save(state, folder / f"after{state['epoch']}.pt")
+    torch.save(state, path)
+    if path.name == "checkpoint.pt":
+        torch.save(state, path.with_name(f"after{state['epoch']}.pt"))

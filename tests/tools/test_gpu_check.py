@@ -140,7 +140,7 @@ def test_any_number_of_ranks_trains_as_long(
 def test_horovod_without_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is what the machine lacks, and no failure; anything else that 05 says is one."""
     box, says = box_of(2, tmp_path), "this Horovod has no nccl"
-    assert f'fail(f"{says}: ' in (ROOT / "05_horovod/main.py").read_text()
+    assert f'fail("{says}: ' in (ROOT / "05_horovod/main.py").read_text()
     monkeypatch.setattr(Path, "is_file", lambda path: True)
 
     def ends(box: gpu_check.Box, *args: object, **more: object) -> None:
@@ -151,25 +151,6 @@ def test_horovod_without_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         box.output = output
         with pytest.raises(outcome):
             box.chapter("05_horovod", out="a")
-
-
-def test_every_step_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With fp16 a loss that falls by chance is not learning; nor is a scale that begins anew."""
-
-    def outcome(first: float, lowest: float, resumed: float) -> str:
-        rows, scale = [], first
-        for step in range(100):
-            scale = max(scale / 2, lowest) if step != 80 else resumed or scale
-            loss = 3 - step / 50  # falls, whatever is done
-            rows.append({"event": "train", "epoch": step // 20, "loss": loss, "loss_scale": scale})
-        monkeypatch.setattr(gpu_check.Box, "chapter", lambda *args, **more: rows)
-        return gpu_check.overflow(box_of(2, tmp_path))
-
-    assert "learns" in outcome(1e12, 1024, 0)
-    with pytest.raises(gpu_check.Failed, match="1 of 100 steps taken"):
-        outcome(1e12, 0, 0)
-    with pytest.raises(gpu_check.Failed, match="scale from 1.02e.03 to 6.55e.04"):
-        outcome(1e12, 1024, 65536)
 
 
 @pytest.mark.parametrize("kind", ["fp32", "bf16"])
@@ -218,7 +199,7 @@ PLANTED = {
     "04_apex --amp-dtype fp32": (
         "chapters", "04_apex/main.py", 'if "RANK" not in os.environ', "if True"),
     "02_distributed": (
-        "chapters", "02_distributed/main.py", "peak * factor", "0"),
+        "chapters", "02_distributed/main.py", '["initial_lr"] * factor', '["initial_lr"] * 0'),
     "01_dataparallel": (
         "chapters", "01_dataparallel/main.py", "    model.train()\n",
         "    model.train()\n    print('Grad strides do not match bucket view strides.')\n"),
@@ -226,8 +207,9 @@ PLANTED = {
         "exactness", "02_distributed/main.py", "optimizer.zero_grad()",
         "optimizer.zero_grad(); loss.item()"),
     "memory over many all-reduces": (
-        "exactness", "02_distributed/main.py", "    dist.all_reduce(both, ",
-        "    STD.append(torch.ones(20_000))\n    dist.all_reduce(both, "),
+        "exactness", "tools/gpu_probes.py", "        if step % 500 == 0:",
+        "        vars(torch).setdefault('leak', []).append(torch.ones(20_000))\n"
+        "        if step % 500 == 0:"),
     "resume bit for bit": (
         "exactness", "02_distributed/main.py",
         'state["state"] = checkpoint["optimizer"]["state"]', 'state["state"] = {}'),

@@ -21,28 +21,40 @@ from run_log import RunLogError, read_run  # noqa: E402
 Row = dict[str, Any]
 
 
-def start(resumed_from_step: int = 0) -> Row:
-    return {"event": "start", "resumed_from_step": resumed_from_step, "torch": "2.15.0"}
+STEPS = 4  # of an epoch
 
 
-def measured(event: str, step: int, shift: float = 0.0) -> Row:
-    row = {"event": event, "time": 1_700_000_000.0 + step, "step": step, "loss": 2.5 / step + shift}
-    return row | {"acc1": 90.0 - 50.0 / step + shift, "max_memory": 1000 + step}
+def start(done: int = 0) -> Row:
+    """After so many steps of the run."""
+    row = {"event": "start", "torch": "2.15.0", "steps_per_epoch": STEPS, "at": done / STEPS}
+    return row | {"epoch": done // STEPS, "step": done % STEPS, "args": {"batch_size": 8}}
 
 
-NAMES = ("loss", "acc1", "max_memory")
+def measured(event: str, done: int, shift: float = 0.0) -> Row:
+    """After so many steps of the run. "at" is what the reader adds."""
+    row = {"event": event, "time": 1_700_000_000.0 + done, "at": done / STEPS}
+    row |= {"epoch": (done - 1) // STEPS} | (
+        {"step": (done - 1) % STEPS + 1} if event == "train" else {}
+    )
+    return row | {
+        "loss": 2.5 / done + shift,
+        "acc1": 90.0 - 50.0 / done + shift,
+        "memory": 1000 + done,
+    }
+
+
+NAMES = ("loss", "acc1", "memory")
 train, evaluation = partial(measured, "train"), partial(measured, "eval")
 
 
-def end(step: int) -> Row:
-    return {"event": "end", "best_acc1": 80.0, "step": step}
+END = {"event": "end", "best_acc1": 80.0}
 
 
 # Of somebody's own loss and metrics; what is no number is in no picture.
 OWN = [
     {"event": "train", "time": 1.0, "epoch": 0, "step": 4, "loss": 0.9, "size": 3},
     {"event": "train", "time": 1.0, "epoch": 0, "step": 8, "loss": 0.7, "lr": 0.01, "size": 3},
-    {"event": "eval", "time": 2.0, "epoch": 0, "step": 8, "loss": 0.6, "f1": 0.5, "exact": 1}
+    {"event": "eval", "time": 2.0, "epoch": 0, "loss": 0.6, "f1": 0.5, "exact": 1}
     | {"best_acc1": None, "file": "x.csv", "by_class": [0.5], "good": True},
 ]
 
@@ -62,7 +74,9 @@ def write(folder: Path, *rows: Row | str) -> Path:
     folder.mkdir(exist_ok=True)
     with (folder / "metrics.jsonl").open("a") as file:
         for row in rows:
-            file.write(row if isinstance(row, str) else json.dumps(row) + "\n")
+            if not isinstance(row, str):
+                row = json.dumps({k: v for k, v in row.items() if k != "at"}) + "\n"
+            file.write(row)
     return folder
 
 
@@ -79,8 +93,8 @@ def refused(main: Callable[[list[str]], None], *argv: str | Path) -> str:
 def test_a_resume_drops_the_rows_beyond_it(tmp_path: Path) -> None:
     """And an `end` before it; events of a later version are no hindrance."""
     folder = write(tmp_path / "run", start(), *rows_to(11), {"event": "note", "text": "new"})
-    write(folder, start(8), *rows_to(14, first=9, shift=0.5), end(14))
-    assert read_run(folder).end == end(14)
+    write(folder, start(8), *rows_to(14, first=9, shift=0.5), END)
+    assert read_run(folder).end == END
 
     write(folder, start(12), *rows_to(16, first=13, shift=0.7))
     seen = read_run(folder / "metrics.jsonl")
@@ -123,25 +137,25 @@ def test_what_is_no_log_is_refused(tmp_path: Path, rows: list[Row | str], says: 
 # ---- the picture ----
 
 
-def curves(*folders: Path) -> list[tuple[str, list[int], list[float]]]:
-    """Of the loss each curve's colour, steps and values."""
+def curves(*folders: Path) -> list[tuple[str, list[float], list[float]]]:
+    """Of the loss each curve's colour, places in epochs, and values."""
     figure = plot.draw([read_run(folder) for folder in folders], [f.name for f in folders])
     drawn = figure.axes[0].lines
     return [(line.get_color(), list(line.get_xdata()), list(line.get_ydata())) for line in drawn]
 
 
 def test_the_curves_are_the_rows(tmp_path: Path) -> None:
-    """Less what is no number, and less the single steps with which longer rows begin an epoch."""
+    """Less what is no number."""
     blue, red, green = plot.COLORS[:3]
     rows = [*rows_to(8), train(9) | {"loss": None}, train(10) | {"loss": float("nan")}]
     one = write(tmp_path / "one", start(), *rows, train(11))
     steps = [*range(1, 9), 11]
     assert curves(one) == [
-        (blue, steps, [train(step)["loss"] for step in steps]),
-        (red, [4, 8], [evaluation(step)["loss"] for step in (4, 8)]),
+        (blue, [step / STEPS for step in steps], [train(step)["loss"] for step in steps]),
+        (red, [1, 2], [evaluation(step)["loss"] for step in (4, 8)]),
     ]
-    two = write(tmp_path / "two", start(), *map(train, (1, 4, 8, 9, 12)))
-    assert curves(two)[0][1] == [4, 8, 12]
+    two = write(tmp_path / "two", start(), *map(train, (4, 8, 9, 12)))
+    assert curves(two)[0][1] == [1, 2, 2.25, 3]
     assert [line[0] for line in curves(one, two, one)] == [blue, blue, red, red, green, green]
 
 
@@ -149,7 +163,7 @@ def test_every_number_has_a_panel(tmp_path: Path) -> None:
     """Those of validation come first, whatever their names are; and so the best score's. One that
     never changes has none."""
     own = read_run(write(tmp_path / "own", start(), *OWN, {"event": "end", "best_f1": 0.5}))
-    other = read_run(write(tmp_path / "other", start(), *rows_to(8), end(8)))
+    other = read_run(write(tmp_path / "other", start(), *rows_to(8), END))
     going_on = read_run(write(tmp_path / "on", start(), *OWN, {"event": "end", "best_f1": None}))
 
     figure = plot.draw([own], ["own"])
@@ -161,14 +175,14 @@ def test_every_number_has_a_panel(tmp_path: Path) -> None:
 
     figure = plot.draw([own, other, going_on], ["own", "other", "on"])
     drawn = [axes.get_title(loc="left") for axes in figure.axes]
-    assert drawn == ["loss", "f1", "exact", "acc1", "max_memory", "lr"]
+    assert drawn == ["loss", "f1", "exact", "acc1", "memory", "lr"]
     names = [text.get_text().split() for text in figure.legends[0].get_texts()]
     assert names == [["own", "best", "f1", "0.5"], ["other", "best", "acc1", "80"], ["on"]]
 
 
 def test_pictures_replace_their_own_kind_only(tmp_path: Path) -> None:
     """A real launch. One run goes into its own folder, and is drawn anew each time."""
-    folder = write(tmp_path / "a_$_$", start(), *rows_to(8), end(8))
+    folder = write(tmp_path / "a_$_$", start(), *rows_to(8), END)
     (folder / "curve.png").write_bytes(b"the last picture")
     drawn = run([sys.executable, TOOLS / "plot.py", folder], tmp_path)
     assert (drawn.returncode, drawn.stdout) == (0, f"{folder / 'curve.png'}\n"), drawn.output
@@ -192,7 +206,9 @@ def assert_shows(events: Any, rows: list[Row]) -> None:
     for tag in wanted:
         event, name = tag.split("/")
         rows_of_tag = [row for row in rows if row["event"] == event and row[name] is not None]
-        wanted = [(row["step"], row["time"], pytest.approx(row[name])) for row in rows_of_tag]
+        wanted = [
+            (round(row["at"] * STEPS), row["time"], pytest.approx(row[name])) for row in rows_of_tag
+        ]
         shown = [(point.step, point.wall_time, point.value) for point in events.Scalars(tag)]
         assert shown == wanted
 
@@ -205,7 +221,7 @@ def test_event_files_hold_the_rows(tmp_path: Path) -> None:
     assert "holds no metrics.jsonl" in refused(to_tensorboard.main, tmp_path)
     assert not any(tmp_path.iterdir())
     rows = rows_to(8)
-    rows[2]["max_memory"] = None
+    rows[2]["memory"] = None
     folder = write(tmp_path / "run", start(), *rows)
     events = folder / "tensorboard"
     events.mkdir()
@@ -214,9 +230,9 @@ def test_event_files_hold_the_rows(tmp_path: Path) -> None:
     running = EventAccumulator(str(events)).Reload()
     assert_shows(running, rows)
 
-    write(folder, start(6), *rows_to(9, first=7, shift=0.5), end(9))
+    write(folder, start(6), *rows_to(9, first=7, shift=0.5), END)
     to_tensorboard.main([str(folder)])
-    kept = [row for row in rows if row["step"] <= 6] + rows_to(9, first=7, shift=0.5)
+    kept = [row for row in rows if row["at"] <= 6 / STEPS] + rows_to(9, first=7, shift=0.5)
     for view in (running.Reload(), EventAccumulator(str(events)).Reload()):
         assert_shows(view, kept)
     assert (events / "mine").read_bytes() == b"mine"

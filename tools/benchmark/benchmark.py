@@ -73,17 +73,17 @@ def picture_folder(folder: Path, size: int, drawn: int, count: int) -> Path:
 
 # ---- training ----
 def measures(run: Run, begun: float) -> dict[str, float]:
-    """What the log of an epoch tells. Its rows are the first step and the last one."""
+    """What the log of an epoch tells. It has a row for each half of the steps: the first holds the
+    start of loaders and libraries, the second one the speed."""
     first, last = run.train
     [validated] = run.eval
-    images = (last["step"] - first["step"]) * run.starts[0]["global_batch_size"]
+    rate = last["images_per_second"]
+    images = first["step"] * run.starts[0]["args"]["batch_size"]
     found = {
-        "training images/s": images / last["seconds"],
+        "training images/s": rate,
         "validation images/s": validated["images"] / (validated["time"] - last["time"]),
-        "first step s": first["time"] - begun,
+        "start s": first["time"] - begun - images / rate,
     }
-    if memory := max(first["max_memory"], last["max_memory"]):
-        found["GPU MiB"] = memory
     return {name: round(value, 4) for name, value in found.items()}
 
 
@@ -104,7 +104,7 @@ def run_variant(variant: str, args: Namespace, work: Path) -> dict:
         script = HERE / "reference.py"
     else:
         [script] = ROOT.glob(f"{number}_*/main.py")
-        own = [*own, "--epochs", 1, "--print-freq", 10**6]
+        own = [*own, "--epochs", 1, "--print-freq", max(1, args.steps // 2)]
     doctor = [*PYTHON, "doctor"] if "doctor" in flags else []
     flags = [flag for flag in flags if flag != "doctor"]
     threads = len(os.sched_getaffinity(0)) // (1 if number == "01" else args.processes)

@@ -8,8 +8,8 @@ default: pictures decoded and augmented by PIL, float samples from the workers, 
 in NCHW, fp32 (or --bf16), plain SGD, loss and top-1/top-5 read on the host in every step, the
 wrapped model evaluated on shares that DistributedSampler has padded. On GPUs it lets cuDNN choose
 its algorithms and matrix products use TF32, as the chapters do, so that neither is what a ratio
-shows. What it writes to metrics.jsonl after the first step, the last one and the evaluation is what
-they write.
+shows. What it writes to metrics.jsonl after half of the steps, the last one and the evaluation is
+what they write.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def train(
     """The epoch."""
     criterion = nn.CrossEntropyLoss().to(device)
     model.train()
-    totals, window = torch.zeros(4), time.perf_counter()
+    totals, window, logged = torch.zeros(4), time.perf_counter(), 0
     for step, (images, target) in enumerate(loader, start=1):
         images, target = (x.to(device, non_blocking=True) for x in (images, target))
         output = model(images).float()
@@ -81,13 +81,13 @@ def train(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step in (1, len(loader)):
+        if step in (len(loader) // 2, len(loader)):
             if device.type == "cuda":
                 torch.cuda.synchronize()  # the step's end is measured, as the chapters measure it
-            seconds = time.perf_counter() - window
-            peak = torch.cuda.max_memory_allocated() >> 20  # 0 on a CPU, as in the chapters' logs
-            write("train", step=step, **as_means(totals), seconds=seconds, max_memory=peak)
-            totals, window = torch.zeros(4), time.perf_counter()
+            seen = (step - logged) * loader.batch_size * dist.get_world_size()
+            rate = seen / (time.perf_counter() - window)
+            write("train", epoch=0, step=step, **as_means(totals), images_per_second=rate)
+            totals, window, logged = torch.zeros(4), time.perf_counter(), step
 
 
 @torch.no_grad()
@@ -151,10 +151,11 @@ def main(argv: list[str] | None = None) -> nn.Module:
             with (args.output_dir / "metrics.jsonl").open("a") as file:
                 file.write(line + "\n")
 
-    write("start", world_size=world_size, global_batch_size=args.batch_size)
+    flags = {"batch_size": args.batch_size}
+    write("start", epoch=0, world_size=world_size, steps_per_epoch=len(train_loader), args=flags)
     train(model, train_loader, optimizer, device, write)
     means = validate(model, val_loader, device)
-    write("eval", step=len(train_loader), **means, images=len(val_set))
+    write("eval", epoch=0, **means, images=len(val_set))
     dist.destroy_process_group()
     return model.module
 

@@ -36,8 +36,7 @@ def look() -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [word for word in visible.split(",") if word in names]
-    major, minor = os.environ.get("PRETENDED_CAPABILITY", "8.0").split(".")
-    Machine.names, Machine.capability = names, (int(major), int(minor))
+    Machine.names = names
     Machine.old_driver = bool(os.environ.get("PRETENDED_OLD_DRIVER"))
     Machine.touched = Machine.forked = False
     Machine.holding = set()

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from harness import HOROVOD
 
 import pretended_gpus
-from pretended_gpus import lines
 
 began = False
 
@@ -45,8 +44,6 @@ def on_gpus(gpus: int, more: dict[str, str], function: Callable, *args: Any) -> 
     try:
         if not began:
             pretended_gpus.begin()
-            if folder := os.environ.get(lines.FOLDER):
-                lines.watch(folder)
             began = True
         from pretended_gpus import machine, notes
 

@@ -43,9 +43,3 @@ class Finder:
 visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
 if int(os.environ.get("PRETENDED_GPUS", 0)) and visible.strip():
     sys.meta_path.insert(0, Finder())
-
-if folder := os.environ.get("PRETENDED_LINES"):
-    package()
-    from pretended_gpus import lines
-
-    lines.watch(folder)
