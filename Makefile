@@ -24,7 +24,7 @@ help:  ## this list
 demo: $(VENV)/ready  ## train chapter 02 on two processes (or all GPUs) and draw the curve
 	$(RUN) tools/demo.py
 
-gpu:  ## ten minutes on a GPU box: does everything work there, how fast? Installs nothing
+gpu:  ## on a GPU box: does everything work there, exactly, how fast? Installs nothing
 	$(if $(wildcard $(RUN)),$(RUN),$(PYTHON)) tools/gpu_check.py $(ARGS)
 
 test: $(VENV)/ready $(VENV)/ready-for-tests $(AXE) lint  ## every promise once: minutes

@@ -1,14 +1,13 @@
-"""Does everything work on this GPU box, and how fast? Offline, with the torch that is there.
+"""Does everything work on this GPU box, exactly, and how fast? It fetches and installs nothing.
 
-    python tools/gpu_check.py                            # all of it, in 10 minutes
-    python tools/gpu_check.py --machine                  # the machine alone: first on a new box
-    python tools/gpu_check.py --only speed --minutes 5   # one group
-    python tools/gpu_check.py --device cpu --minutes 20  # the same code on two CPU processes, small
+    python tools/gpu_check.py                # all of it
+    python tools/gpu_check.py --machine      # the machine alone, in seconds: first on a new box
+    python tools/gpu_check.py --device cpu   # the same code on two CPU processes, small
 
-Prints a line for each check (ok, FAILED, cut short, not here: why) and writes gpu.json into --out
-after each of them, so a run that is cut off has kept what it found. Ends with status 1 if a check
-failed, or else with 3 if the minutes did not suffice for all. Minutes are shared out by group: a
-slow group takes nothing from those after it.
+Four parts: the machine, the smoke tests, one training by all GPUs against a plain loop, images a
+second. Each prints a line as it ends (ok, FAILED, not here), and gpu.md and gpu.json in --out,
+which are to be sent, are written anew, so a run that is cut off keeps what it has found. Ends with
+status 1 if a part failed.
 """
 
 import argparse
@@ -23,544 +22,382 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from statistics import median
 
-sys.path.append(str(Path(__file__).with_name("benchmark")))
-from processes import HOROVODRUN, PYTHON, ROOT, end_all, end_on_signals, launcher, marked, torchrun
-from table import table
-
-PROBES, BENCHMARK = ROOT / "tools/gpu_probes.py", ROOT / "tools/benchmark/benchmark.py"
-SHARES = {"machine": 1, "chapters": 3, "exactness": 3, "speed": 3}  # of --minutes
-QUIET = 90  # seconds without output after which a program hangs; slow ones go on talking
-SOON = 60  # seconds after which a run that is told to stop should have done so
-# What torch or nccl say where a chapter has done something wrong, and go on.
-COMPLAINTS = ("Grad strides do not match", "destroy_process_group() was not called")
-# cuBLAS and cuDNN compute float32 in full. In TF32, which the chapters choose, a batch of another
-# size may move a guess.
-NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}
+ROOT = Path(__file__).resolve().parents[1]
+PYTHON = [sys.executable, "-u"]
+PROBE = [Path(__file__).resolve(), "probe"]
+QUIET = 120  # seconds without output after which a program hangs
+# pytest is silent during a test, the benchmark during a run.
+QUIET_TESTS, QUIET_BENCHMARK = 900, 400
+INSTALL = "see https://pytorch.org/get-started/locally/"
+SIGNALS: list[int] = []  # that have come
 
 
 class NotHere(Exception):
-    """This machine has not what the check is about."""
+    """This machine has not what the part is about."""
 
 
 class Failed(Exception):
-    """What the check found wrong, in one line."""
+    """What the part found wrong, in one line."""
 
 
-class CutShort(Exception):
-    """The group's minutes are over; nothing was found wrong."""
+class Kit:
+    """What a part may use, and leaves for the report."""
 
-
-@dataclass
-class Result:
-    group: str
-    name: str
-    status: str = "cut short"  # or ok, FAILED, not here
-    text: str = "not begun, no minutes left"
-    seconds: float = 0.0
-    data: dict = field(default_factory=dict)
-    command: str = ""
-    output: str = ""  # the end of it, if the check failed or was cut short
-
-
-def rows_of(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-class Box:
-    """What a check may use: programs that are bounded, a folder, how many GPUs there are."""
-
-    def __init__(self, device: str, folder: Path, processes: int) -> None:
-        self.device, self.folder, self.deadline = device, folder, float("inf")
-        self.command, self.output, self.data, self.patience = "", "", {}, 1
-        found = {"gpus": [], "bf16": False, "nccl": None}
-        if device == "cuda":
-            found = self.probe("versions")
-        self.gpus, self.nccl = len(found["gpus"]), found["nccl"]
-        # GPUs before Ampere emulate bf16, slowly: chapter 04 has fp16 for them.
-        self.fast = "02 --bf16" if found["bf16"] else "04 --amp-dtype fp16"
-        self.ranks = self.gpus or processes
-        # Processes that share a core take longer to say something.
-        self.patience = 1 if self.gpus else max(1, processes // len(os.sched_getaffinity(0)))
+    def __init__(self, device: str, folder: Path) -> None:
+        self.device, self.folder = device, folder
+        self.gpus, self.rows = 0, []
+        self.output, self.table, self.data = "", [], {}
 
     def run(
-        self, words: list, status: int = 0, env: dict | None = None, quiet: float = 0,
-        when: Callable[[subprocess.Popen], None] = lambda process: None,
-    ) -> str:  # fmt: skip
-        """The output of a command, which must end with this status, not be quiet for so many
-        seconds, and leave no process behind. `when` is called again and again."""
+        self, words: list, quiet: float, env: dict[str, str] | None = None, shown: bool = False
+    ) -> str:
+        """The output of a command, which must end well, not be quiet for so many seconds, and leave
+        no process behind; shown while it comes, if that is wanted."""
         words, mark = list(map(str, words)), uuid.uuid4().hex
-        self.command = shlex.join(words).replace(sys.executable, "python").replace(f"{ROOT}/", "")
-        environment = os.environ | {"BENCHMARK_RUN": mark} | (env or {})
+        environment = {"GLOO_SOCKET_IFNAME": "lo"} | os.environ | {"GPU_CHECK": mark} | (env or {})
         if self.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        quiet, size, heard = self.patience * (quiet or QUIET), 0, time.monotonic()
-        with tempfile.TemporaryFile("w+", errors="replace") as log:
+        heard, size, late, left = time.monotonic(), 0, False, []
+        with tempfile.TemporaryFile() as log:
             process = subprocess.Popen(
-                words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                cwd=self.folder, env=environment, start_new_session=True,
+                words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=ROOT,
+                env=environment, start_new_session=True,
             )  # fmt: skip
             try:
-                while late := process.poll() is None:
-                    if (now := time.monotonic()) >= min(heard + quiet, self.deadline):
-                        break
-                    when(process)
+                over = False
+                while not over and not late:
+                    over = process.poll() is not None
+                    look_for_signals()
+                    if more := os.pread(log.fileno(), 1 << 20, size):
+                        heard, size = time.monotonic(), size + len(more)
+                        if shown:
+                            print(more.decode(errors="replace"), end="", flush=True)
+                    late = not over and time.monotonic() > heard + quiet
                     time.sleep(0.05)
-                    if (grown := os.fstat(log.fileno()).st_size) > size:
-                        size, heard = grown, now
                 patience = time.monotonic() + (0 if late else 10)
                 while (left := marked(mark)) and time.monotonic() < patience:
+                    look_for_signals()
                     time.sleep(0.05)
             finally:
-                end_all(mark, 0)
+                end_all(mark)
                 process.wait()
-                log.seek(0)
-                self.output = log.read()
+                self.output = os.pread(log.fileno(), 1 << 30, 0).decode(errors="replace")
         if late:
-            if now >= heard + quiet:
-                raise Failed(f"hangs: no output for {quiet} s")
-            raise CutShort(f"by --minutes, {now - heard:.0f} s after its last output")
-        if process.returncode != status:
+            raise Failed(f"hangs: no output for {quiet} s")
+        if process.returncode and shown:
+            raise Failed(f"status {process.returncode}")
+        if process.returncode:
             lines = [line for line in self.output.splitlines() if "rror" in line] or ["silent"]
-            own = [line for line in lines if ": error: " in line]  # a chapter's; torchrun's follow
-            lines = own or lines
-            raise Failed(f"status {process.returncode}, not {status}: {lines[-1].strip()[:200]}")
+            own = [line for line in lines if "error: " in line]  # a chapter's; torchrun's follow
+            raise Failed(f"status {process.returncode}: {(own or lines)[-1].strip()[:200]}")
         if left:
             raise Failed(f"leaves {len(left)} processes behind")
         return self.output
 
-    def probe(self, name: str, *words: object, ranks: int = 0) -> dict:
-        """A function of gpu_probes.py in a process of its own, or in some by torchrun."""
-        launcher = torchrun(ranks) if ranks else PYTHON
-        self.run([*launcher, PROBES, name, self.device, *words])
-        return self.told()
-
-    def told(self) -> dict:
-        """The JSON that a probe has printed."""
-        return json.loads(re.findall(r"^PROBE (.*)$", self.output, re.MULTILINE)[-1])
-
-    def chapter(
-        self, chapter: str, *flags: object, out: str, ranks: int = 0, through: str = "",
-        start: list | None = None, status: int = 0, env: dict | None = None, peak: float = 0.0125,
-        quiet: float = 0,
-        when: Callable[[subprocess.Popen], None] = lambda process: None,
-    ) -> list[dict]:  # fmt: skip
-        """Start a chapter as its page says, or otherwise, or through a probe; the rows of its log.
-        An epoch has 20 steps and learns at the same rate with any number of ranks, unless flags
-        say otherwise."""
-        ranks, number = ranks or self.ranks, chapter[:2]
-        main = [ROOT / chapter / "main.py"]
-        if through:
-            main = [PROBES, through, self.device, *main]
-        if number == "05" and not HOROVODRUN.is_file():
-            raise NotHere("Horovod is not installed: bash 05_horovod/install.sh")
-        before, own, slurm = launcher(number, ranks)
-        cpu = self.device == "cpu"
-        batch = (8 if cpu else 32) * ranks
-        sizes = ["--arch", "shufflenet_v2_x0_5" if cpu else "resnet18", "--workers", 2]
-        sizes += ["--batch-size", batch, "--epochs", 1, "--print-freq", 1]
-        sizes += ["--image-size", 32 if cpu else 64, "--lr", peak * 256 / batch]
-        if "--data" not in flags:
-            sizes += ["--synthetic", 20 * batch]
-        words = [*(start or before), *main, *sizes, *own, "--output-dir", out, *flags]
+    def look_at_machine(self) -> None:
+        """In a process of its own, as to ask torch for GPUs takes memory of them."""
         try:
-            self.run(words, status, slurm | (env or {}), quiet, when)
-        except Failed:
-            if "this Horovod has no nccl" in self.output:
-                raise NotHere("Horovod has no nccl: bash 05_horovod/install.sh --nccl") from None
-            raise
-        for complaint in COMPLAINTS:
-            if complaint in self.output:
-                raise Failed(f"it says: {complaint}")
-        log = "evaluate.jsonl" if "--evaluate" in flags else "metrics.jsonl"
-        path = self.folder / out / log
-        return rows_of(path) if path.exists() else []
+            output = self.run([*PYTHON, *PROBE, "machine", self.device], QUIET)
+            found = json.loads(re.findall(r"^PROBE (.*)$", output, re.MULTILINE)[-1])
+            self.gpus, self.rows = found["gpus"], found["rows"]
+        except Failed as why:
+            self.rows = [["torch", f"does not start: {why}", f"install it: {INSTALL}"]]
 
 
-CHECKS: list[tuple[str, str, Callable[[Box], str]]] = []
+# ---- processes ----
+def note_signals() -> None:
+    """Ctrl-C, SIGTERM and the end of a terminal are only noted: `run` looks for them, so that none
+    interrupts the writing of a file or the killing of what runs."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, lambda number, _frame: SIGNALS.append(number))
 
 
-def check(group: str, name: str) -> Callable:
-    def register(function: Callable[[Box], str]) -> Callable[[Box], str]:
-        CHECKS.append((group, name, function))
-        return function
-
-    return register
+def look_for_signals() -> None:
+    if SIGNALS:
+        raise SystemExit(128 + SIGNALS[0])
 
 
-# ---- machine ----
-@check("machine", "GPUs, driver and torch")
-def torch_and_gpus(box: Box) -> str:
-    box.data = found = box.probe("versions")
-    if box.device == "cpu":
-        return f"torch {found['torch']}, {found['cpus']} CPUs"
-    if not found["gpus"]:
-        raise Failed("torch sees no GPU: is the driver installed, and is this a build with CUDA?")
-    if not found["usable"]:
-        raise Failed("torch cannot use the GPUs that it counts: the driver is too old for it")
-    return "{torch}, CUDA {cuda}, nccl {nccl}, driver {driver}, {gpus}".format(**found)
+def marked(mark: str) -> list[int]:
+    """Living processes that have inherited this mark. Launchers put their children into groups
+    and sessions of their own, where no signal to a group reaches them; the mark they keep."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has just ended, or is another user's
+            if mark.encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+    return found
 
 
-@check("machine", "TF32")
-def tf32(box: Box) -> str:
-    box.data = box.probe("tf32")
-    if box.data["warnings"]:
-        raise Failed(box.data["warnings"][0])
-    if not (box.data["products"] and box.data["convolutions"]):
-        raise Failed(f"torch.set_float32_matmul_precision does not choose it: {box.data}")
-    return "chosen, for products and convolutions"
+def end_all(mark: str) -> None:
+    while left := marked(mark):
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
 
 
-@check("machine", "limits")
-def limits(box: Box) -> str:
-    box.data = box.probe("limits")
-    if box.data["wrong"]:
-        raise Failed("; ".join(box.data["wrong"]))
-    return box.data["text"]
+# ---- the machine ----
+def probe_machine(device: str) -> None:
+    """Rows of: what, what was found, and what to do where that is wrong."""
+    import resource
+    import shutil
+    import socket
+    import warnings
+
+    import torch
+
+    rows, gpu = [], device == "cuda"
+
+    def row(name: str, found: object, wrong: bool = False, do: str = "") -> None:
+        rows.append([name, str(found), do if wrong else ""])
+
+    cuda, count, usable = torch.version.cuda, torch.cuda.device_count(), torch.cuda.is_available()
+    old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
+    row("torch", torch.__version__, old, f"the chapters need 2.6: {INSTALL}")
+    row("CUDA", cuda or "none", gpu and not cuda, f"install a torch with CUDA: {INSTALL}")
+    row("nccl", ".".join(map(str, torch.cuda.nccl.version())) if usable else "-")
+    driver = ""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout
+    hint = "install NVIDIA's driver; start a container with --gpus all"
+    row("driver", (driver.splitlines() or ["none"])[0], gpu and not driver and not usable, hint)
+    names = Counter(torch.cuda.get_device_name(n) for n in range(count)) if usable else {}
+    said = ", ".join(f"{n} x {name}" for name, n in names.items()) or count or "none"
+    row("GPUs", said, gpu and not count, "type nvidia-smi; is CUDA_VISIBLE_DEVICES empty?")
+    hint = f"the driver is too old for CUDA {cuda}: update it, or install another torch: {INSTALL}"
+    row("torch can use them", "yes" if usable else "no", count > 0 and not usable, hint)
+    bf16 = usable and torch.cuda.is_bf16_supported(including_emulation=False)
+    row("bf16", "yes" if bf16 else "no: 04 with --amp-dtype fp16 is faster" if usable else "-")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.set_float32_matmul_precision("high")  # as the chapters choose it
+    said = str(caught[0].message) if caught else "does not warn"
+    row("TF32 switch", said, bool(caught), "send this: the chapters use it")
+    shm = shutil.disk_usage("/dev/shm").free / 2**30
+    hint = "loader workers need it: start the container with --shm-size=16g or --ipc=host"
+    row("/dev/shm", f"{shm:.1f} GiB free", shm < 1, hint)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    row("open files", files, 0 <= files < 4096, "type ulimit -n 65536")
+    address, name = "no address", socket.gethostname()
+    with suppress(OSError):
+        address = socket.gethostbyname(name)
+    hint = "add it to /etc/hosts, or type export GLOO_SOCKET_IFNAME=lo if all ranks are here"
+    row("host name", f"{name}: {address}", address == "no address", hint)
+    print("PROBE " + json.dumps({"gpus": count if usable else 0, "rows": rows}))
 
 
-# ---- chapters ----
-def falls(losses: list[float]) -> bool:
-    """Whether the last five are well below the first five, on average."""
-    return len(losses) >= 10 and sum(losses[-5:]) < 0.9 * sum(losses[:5])
+def machine(kit: Kit) -> str:
+    kit.table = [["machine", "found", "what to do"], *kit.rows]
+    if wrong := [name for name, _, do in kit.rows if do]:
+        raise Failed(f"to put right: {', '.join(wrong)}")
+    return "fit for training"
 
 
-def trains(chapter: str, *flags: object) -> Callable[[Box], str]:
-    def function(box: Box) -> str:
-        out = chapter + "".join(map(str, flags))
-        box.chapter(chapter, *flags, out=out)
-        rows = box.chapter(chapter, *flags, "--epochs", 2, "--resume", out=out)
-        more = ["--evaluate", "--resume", f"{out}/checkpoint.pt"]
-        evaluated = box.chapter(chapter, *flags, *more, out=out)
-        before, again = (
-            [row["acc1"] for row in log if row["event"] == "eval"][-1] for log in (rows, evaluated)
-        )
-        starts = [row for row in rows if row["event"] == "start"]
-        trained = [row for row in rows if row["event"] == "train"]
-        losses, rate = [row["loss"] for row in trained], trained[-1]["images_per_second"]
-        box.data = {"acc1": before, "evaluated": again, "images_per_second": rate, "losses": losses}
-        if [row["epoch"] for row in starts] != [0, 1]:
-            raise Failed("the second epoch did not resume the first")
-        if not falls(losses):
-            raise Failed(f"the loss does not fall: from {losses[0]:.2f} to {losses[-1]:.2f}")
-        if abs(again - before) > 1:  # the same weights; bf16 may sum in another order
-            raise Failed(f"the checkpoint evaluates to {again} %, and did to {before} %")
-        return f"trains, resumes, evaluates to {before:.1f} %"
-
-    return function
-
-
-KINDS = {"04_apex": [["--amp-dtype", kind] for kind in ("bf16", "fp16", "fp32")]}
-for _chapter in sorted(path.parent.name for path in ROOT.glob("0[1-7]_*/main.py")):
-    for _flags in KINDS.get(_chapter, [[]]):
-        check("chapters", " ".join([_chapter, *_flags]))(trains(_chapter, *_flags))
-
-
-@check("chapters", "01 on one GPU twice")
-def twice(box: Box) -> str:
-    if box.gpus != 1:
-        raise NotHere("for machines with one GPU")
-    return trains("01_dataparallel", "--gpus", "0,0")(box)
-
-
-@check("chapters", "04 with Apex")
-def apex(box: Box) -> str:
-    if box.device == "cpu" or not box.probe("apex")["here"]:
-        raise NotHere("no apex.amp, or no GPU")
-    for level in ("O1", "O2"):
-        rows = box.chapter("04_apex", "--apex", level, out=f"apex{level}")
-        box.data[level] = [row["loss"] for row in rows if row["event"] == "train"][-1]
-    rows = box.chapter("04_apex", out="native")
-    box.data["native"] = [row["loss"] for row in rows if row["event"] == "train"][-1]
-    if max(box.data.values()) > 1.3 * min(box.data.values()):
-        raise Failed(f"the last losses differ: {box.data}")
-    return f"last losses {box.data}"
+# ---- the smoke tests ----
+def smoke_tests(kit: Kit) -> str:
+    if not find_spec("pytest"):
+        raise NotHere("pytest is not installed: python -m pip install pytest")
+    words = [*PYTHON, "-m", "pytest", "-v", "-m", "smoke", "-p", "no:cacheprovider"]
+    # A launch that hangs is ended by the tests, here within minutes.
+    env = {"TEST_PATIENCE": os.environ.get("TEST_PATIENCE", "240")}
+    why = ""
+    try:
+        kit.run([*words, "tests/chapters"], QUIET_TESTS, env, shown=True)
+    except Failed as error:
+        why = f", {error}"
+    ends = re.findall(r"^=+ (.*) in [\d.]+s.* =+$", kit.output, re.MULTILINE)
+    found = re.findall(r"\d+ (?:passed|failed|skipped|error)", ends[-1] if ends else "")
+    numbers, kit.output = ", ".join(found) or "no test ran", ""  # the rest has been shown
+    if why:
+        raise Failed(numbers + why)
+    return numbers
 
 
 # ---- exactness ----
-@check("exactness", "waits in an ordinary step")
-def waits(box: Box) -> str:
-    box.chapter("02_distributed", "--print-freq", 1000, out="waits", through="waits")
-    box.data = box.told()
-    if box.data["waits"]:
-        raise Failed(box.data["waits"][0])
-    return "none"
+def probe_exactness(folder: str) -> None:
+    """A rank: chapter 02 trains a tiny model for one step, then a plain loop does on this rank's
+    device alone, on the whole batch."""
+    import torch
+    from torch import nn
+
+    spec = spec_from_file_location("chapter", ROOT / "02_distributed/main.py")
+    chapter = module_from_spec(spec)
+    spec.loader.exec_module(chapter)
+    built = []
+
+    def build(args: object, num_classes: int) -> nn.Module:
+        """In float64 another order of a sum is a difference of 1e-16, any mistake far more. Without
+        BatchNorm, whose statistics are those of a rank's own share."""
+        layers = [nn.Conv2d(3, 8, 3, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(72, num_classes)]
+        model = nn.Sequential(*layers).double()
+        model.register_forward_pre_hook(lambda _, images: (images[0].double(),))
+        built.append(model)
+        return model
+
+    batch = 4 * int(os.environ["WORLD_SIZE"])
+    words = f"--synthetic {batch} --batch-size {batch} --epochs 1 --image-size 8 --workers 0"
+    argv = [*words.split(), "--lr", str(256 / batch), "--output-dir", f"{folder}/run"]
+    chapter.build_model = build
+    chapter.main(argv)
+
+    args = chapter.build_parser().parse_args(argv)
+    weights = list(built[0].parameters())
+    device = weights[0].device
+    images, targets = (tensor.to(device) for tensor in chapter.build_datasets(args)[0].tensors)
+    mean, std = (torch.tensor(v, device=device).view(3, 1, 1) for v in (chapter.MEAN, chapter.STD))
+    torch.manual_seed(args.seed)
+    model = build(args, 10).to(device)
+    first = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), chapter.lr_factor(args, 0.5), weight_decay=1e-4)
+    logits = model((images.float() - 255 * mean) / (255 * std))
+    nn.functional.cross_entropy(logits, targets).backward()
+    optimizer.step()
+
+    def largest(others: list) -> float:
+        pairs = zip(model.parameters(), others, strict=True)
+        return torch.stack([(a - b).detach().abs().max() for a, b in pairs]).max().item()
+
+    found = {"difference": largest(weights), "moved": largest(first)}
+    Path(folder, f"rank{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 
-@check("exactness", "memory over many all-reduces")
-def memory(box: Box) -> str:
-    box.data = box.probe("memory", ranks=box.ranks)
-    if box.data["grown_mib"] > 8:
-        raise Failed("grew by {grown_mib} MiB in {count}".format(**box.data))
-    return f"flat over {box.data['count']}"
-
-
-@check("exactness", "resume bit for bit")
-def resume(box: Box) -> str:
-    """As saved, and with the momentum in another order in memory, which is all the same."""
-    flags = ["--epochs", 2]
-    for out, more in (
-        ("whole", []),
-        ("saved", ["--resume", "whole/after1.pt"]),
-        ("contiguous", ["--resume", "whole/contiguous.pt"]),
-    ):
-        box.chapter("02_distributed", *flags, *more, out=out, through="deterministic")
-        found = box.probe("difference", "whole/checkpoint.pt", f"{out}/checkpoint.pt")
-        box.data[out] = found["largest"]
-    if max(box.data.values()) != 0:
-        raise Failed(f"weights differ by up to {max(box.data.values()):.2g}")
-    return "equal to the uninterrupted run, by deterministic algorithms and DDP's first buckets"
-
-
-@check("exactness", "one process too many")
-def too_many(box: Box) -> str:
-    if box.device == "cpu":
-        raise NotHere("no GPU")
-    box.chapter("03_multiprocessing", out="many", ranks=box.gpus + 1, status=1)
-    if "more processes than GPUs" not in box.output:
-        raise Failed("refused, but not by the line that says so")
-    return "refused in one line"
-
-
-@check("exactness", "06 stops on SIGUSR1 and goes on")
-def stops(box: Box) -> str:
-    log, sent = box.folder / "stop/metrics.jsonl", []
-
-    def ask(process: subprocess.Popen) -> None:
-        if sent and time.monotonic() > sent[0] + box.patience * SOON:
-            raise Failed(f"still trains {box.patience * SOON} s after the signal")
-        if not sent and log.exists() and '"train"' in log.read_text():
-            sent.append(time.monotonic())
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGUSR1)
-
-    # Epochs without end, or on a fast machine the signal might come after it. One has 105 steps,
-    # and the ranks ask each other every 10: they stop inside it.
-    flags = ["--synthetic", 105 * (8 if box.device == "cpu" else 32) * box.ranks]
-    box.chapter("06_slurm", *flags, "--epochs", 1000, out="stop", status=75, when=ask)
-    stopped = [row for row in rows_of(log) if row["event"] == "train"][-1]
-    again = ["--epochs", stopped["epoch"] + 1, "--resume"]
-    rows = box.chapter("06_slurm", *flags, *again, out="stop")
-    start = [row for row in rows if row["event"] == "start"][-1]
-    box.data = {"step": start["step"], "steps": start["steps_per_epoch"]}
-    if not 0 < box.data["step"] < box.data["steps"]:
-        raise Failed("it did not stop inside an epoch")
-    return "stopped after step {step} of {steps} of an epoch, and went on".format(**box.data)
-
-
-@check("exactness", "07 at two batch sizes")
-def evaluation(box: Box) -> str:
-    """Of a number of images that no number of ranks divides, and the guesses of every image."""
-    data = ["--synthetic", 4 * (box.ranks * max(80, 320 // box.ranks) + 1)]
-    box.chapter("07_dist_eval", *data, out="exact")
-    evaluate = [*data, "--evaluate", "--resume", "exact/checkpoint.pt", "--compare-naive"]
-    other = {}
-    for kind, more in (("fp32", []), ("bf16", ["--bf16"])):
-        guesses = []
-        for size in (8 * box.ranks, 64 * box.ranks):
-            file = box.folder / f"{kind}-{size}.csv"
-            flags = [*evaluate, *more, "--batch-size", size, "--save-predictions", file]
-            rows = box.chapter("07_dist_eval", *flags, out="exact", env=NO_TF32)
-            acc1 = [row["acc1"] for row in rows if row["event"] == "eval"][-1]
-            box.data[f"{kind} {size}"] = acc1
-            guesses.append([line.split(",")[2] for line in file.read_text().splitlines()[1:]])
-        other[kind] = sum(a != b for a, b in zip(*guesses, strict=True))
-    box.data["other guesses"] = other
-    if other["fp32"]:
-        one, two, *_ = box.data.values()
-        raise Failed(f"fp32: {other['fp32']} guesses differ, {one} and {two} %")
-    return f"fp32 equal, in bf16 {other['bf16']} of {len(guesses[0])} guesses differ"
-
-
-@check("exactness", "a broken JPEG")
-def broken_jpeg(box: Box) -> str:
-    """02 on files, with all cores; then one of them is cut in half."""
-    if not box.probe("pictures")["here"]:
-        raise NotHere("drawing the pictures needs Pillow and NumPy")
-    folder, each = box.folder / "toy", (4 if box.device == "cpu" else 16) * box.ranks
-    toy = [*PYTHON, ROOT / "tools/toy_imagenet.py", folder, "--classes", 4, "--size", 160]
-    box.run([*toy, "--per-class", each, "--val-per-class", 3])
-    cores = len(os.sched_getaffinity(0))
-    flags = ["--data", folder, "--workers", max(1, min(16, cores // box.ranks))]
-    rows = box.chapter("02_distributed", *flags, out="files")
-    path = sorted((folder / "train").rglob("*.jpg"))[0]
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    box.chapter("02_distributed", *flags, out="broken", status=1)
-    if f"cannot read {path}" not in box.output:
-        raise Failed("it ends, but does not name the file")
-    images = [row["images"] for row in rows if row["event"] == "eval"][-1]
-    return f"{images} whole ones evaluated; one cut in half ends the run, which names it"
-
-
-@check("exactness", "compiled once")
-def compiled(box: Box) -> str:
-    """--compile in the first epoch, and never again."""
-    flags = ["--compile", "--epochs", 3]
-    how = {"env": {"TORCH_LOGS": "recompiles"}, "quiet": 400}  # compiling says nothing
-    box.chapter("02_distributed", *flags, out="compiled", **how)
-    _, *later = re.split(r"^eval  epoch \d", box.output, flags=re.MULTILINE)
-    found = [line for text in later for line in text.splitlines() if "Recompiling" in line]
-    box.data = {"recompiled": found}
-    if len(later) != 3 or found:
-        raise Failed("; ".join(found[:1]) or "it did not evaluate three epochs")
-    return "nothing is compiled after the first epoch"
-
-
-@check("exactness", "two ranks on one device, over gloo")
-def shared_device(box: Box) -> str:
-    rows = box.chapter("02_distributed", out="gloo", ranks=2, through="over_gloo")
-    return f"{[row['images'] for row in rows if row['event'] == 'eval'][-1]} images evaluated"
-
-
-@check("exactness", "two ranks on one device, over nccl")
-def shared_nccl(box: Box) -> str:
-    """Newer nccl can be told to allow it (on CPUs this is gloo). No chapter needs it, so where it
-    does not work nothing is wrong."""
-    if box.gpus > 1:
-        raise NotHere("for machines with one GPU")
-    if box.gpus and tuple(map(int, box.nccl.split("."))) < (2, 30):
-        raise NotHere(f"nccl {box.nccl} has no such switch")
-    try:
-        rows = box.chapter("02_distributed", out="nccl", ranks=2, start=PYTHON, through="by_hand")
-    except Failed as why:
-        if box.device == "cpu":
-            raise
-        refused = "Multiple Ranks" in box.output or "Duplicate GPU" in box.output
-        said = "nccl refuses it" if refused else why
-        raise NotHere(f"two ranks on one GPU do not work here: {said}") from None
-    return f"{[row['images'] for row in rows if row['event'] == 'eval'][-1]} images evaluated"
+def exactness(kit: Kit) -> str:
+    ranks = kit.gpus or 2
+    torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+    kit.run([*torchrun, *PROBE, "exactness", kit.folder], QUIET)
+    found = [json.loads(path.read_text()) for path in sorted(kit.folder.glob("rank*.json"))]
+    kit.data = {"ranks": found}
+    if len(found) != ranks:
+        raise Failed(f"{len(found)} of {ranks} ranks told their weights")
+    differences = [row["difference"] for row in found]
+    text = f"weights differ from a plain loop's by up to {max(differences):.1e}"
+    if not all(row["moved"] > 1e-3 for row in found):
+        raise Failed("the plain loop did not train")
+    if not all(number < 1e-10 for number in differences):  # nan is not
+        raise Failed(f"{ranks} ranks: {text}, which must be less than 1e-10")
+    alone = " (one rank: nothing was averaged)" if ranks == 1 else ""
+    return f"one step by {ranks} rank{'s' * (ranks > 1)}: {text}{alone}"
 
 
 # ---- speed ----
-def benchmark(box: Box, part: str, ranks: int, *words: object) -> list[dict]:
-    """The runs of a part of the benchmark. The whole result goes to box.data."""
-    out = Path(tempfile.mkdtemp(dir=box.folder), "result.json")
-    small = ["--steps", 2, "--image-size", 32, "--batch-size-per-rank", 8, "--arch", "resnet18"]
-    words = [*words, *(small if box.device == "cpu" else ["--steps", 20]), "--processes", ranks]
-    words = [f"--{part}", "--rounds", 2, *words, "--out", out]
-    box.run([*PYTHON, BENCHMARK, *words], quiet=400)  # it says nothing during a run
-    box.data[ranks] = json.loads(out.read_text())
-    [runs] = box.data[ranks]["runs"].values()
-    return runs
+def speed(kit: Kit) -> str:
+    """Of chapter 02 and of a plain DDP script, by the benchmark, in interleaved rounds."""
+    rounds, steps = (2, 20) if kit.gpus else (1, 2)
+    benchmark = [*PYTHON, "tools/benchmark/benchmark.py", "--rounds", rounds, "--steps", steps]
+    benchmark += ["--variants", "reference,02", "--out"]
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    runs = {"1 GPU": {"CUDA_VISIBLE_DEVICES": first}} if kit.gpus else {"2 CPU processes": {}}
+    if kit.gpus > 1:
+        runs[f"{kit.gpus} GPUs"] = {}
+    kit.table, said = [["images/s", "plain loop", "02", "02 / plain"]], []
+    for name, env in runs.items():
+        out = kit.folder / f"{name}.json"
+        kit.run([*benchmark, out], QUIET_BENCHMARK, env)
+        kit.data[name] = json.loads(out.read_text())
+        plain, chapter = (
+            median(row["training images/s"] for row in kit.data[name]["runs"]["training"]
+                   if row["variant"] == variant)
+            for variant in ("reference", "02")
+        )  # fmt: skip
+        said.append(chapter)
+        cells = [name, f"{plain:.0f}", f"{chapter:.0f}", f"{chapter / plain:.2f}"]
+        kit.table.append(cells)
+    more = f", {said[1] / said[0]:.2f} times those of one" if len(said) > 1 else ""
+    return f"02 trains {said[-1]:.0f} images/s on {name}{more}"
 
 
-def shown(runs: list[dict]) -> str:
-    head, _, *lines = table(runs, "en")
-    return "; ".join(line.strip("| ") for line in (head, *lines) if line)
+# ---- the report ----
+PARTS: dict[str, Callable[[Kit], str]] = {
+    "machine": machine, "smoke tests": smoke_tests, "exactness": exactness, "speed": speed,
+}  # fmt: skip
 
 
-@check("speed", "02 against a plain DDP script")
-def training(box: Box) -> str:
-    kinds = ["reference", "02"]
-    if box.device != "cpu":
-        # Without files: what loading costs, and 02's step against a plain one.
-        bf16 = " --bf16" * ("bf16" in box.fast)
-        kinds += [f"{name} --synthetic{bf16}" for name in ("reference", "02")]
-        kinds += [box.fast, f"{box.fast} --compile", "04 --amp-dtype fp16"]
-    variants = ",".join(dict.fromkeys(kinds))
-    return shown(benchmark(box, "train", box.ranks, "--variants", variants))
+def markdown(table: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in table]
+    return "\n".join([lines[0], "| --- " * len(table[0]) + "|", *lines[1:], ""])
 
 
-@check("speed", "JPEG images a second, one core")
-def jpegs(box: Box) -> str:
-    return shown(benchmark(box, "input", box.ranks))
+def write(out: Path, head: dict, results: list[dict]) -> None:
+    """Whole files at any time: they are renamed into place."""
+    lines = ["# GPU check", "", f"{head['date']}, Python {head['python']}, `{head['command']}`", ""]
+    table = [["part", "result", "", "seconds"]]
+    for row in results:
+        table.append([row["part"], row["status"], row["text"], str(row["seconds"])])
+    lines.append(markdown(table))
+    for row in results:
+        if row["table"]:
+            lines.append(markdown(row["table"]))
+        if row["output"]:
+            lines += [f"{row['part']} ended with:", "", "~~~text", row["output"], "~~~", ""]
+    files = {"gpu.json": json.dumps(head | {"parts": results}, indent=1) + "\n"}
+    for name, text in (files | {"gpu.md": "\n".join(lines)}).items():
+        temporary = out / f"{name}.tmp"
+        temporary.write_text(text)
+        temporary.replace(out / name)
 
 
-@check("speed", "all-reduce, ms and GB/s")
-def all_reduce(box: Box) -> str:
-    if box.gpus == 1:
-        raise NotHere("one GPU")
-    return shown(benchmark(box, "collectives", box.ranks))
-
-
-@check("speed", "from one rank to all")
-def scaling(box: Box) -> str:
-    if box.gpus == 1:
-        raise NotHere("one GPU")
-    said = []
-    for ranks in sorted({1, 2, box.ranks // 2, box.ranks}):
-        runs = benchmark(box, "train", ranks, "--variants", box.fast)
-        rate = median(row["training images/s"] for row in runs)
-        said.append(f"{ranks}: {rate:.0f} images/s")
-    return ", ".join(said)
-
-
-# ---- the run ----
-def write(out: Path, head: dict, results: list[Result]) -> None:
-    """A whole file at any time: it is renamed into place."""
-    data = head | {"checks": [asdict(result) for result in results]}
-    (out / "gpu.json.tmp").write_text(json.dumps(data, indent=1) + "\n")
-    os.replace(out / "gpu.json.tmp", out / "gpu.json")
-
-
-def perform(box: Box, result: Result, function: Callable[[Box], str]) -> None:
-    start = time.monotonic()
-    box.command, box.output, box.data = "", "", {}
+def perform(kit: Kit, result: dict, part: Callable[[Kit], str]) -> None:
+    begun = time.monotonic()
+    kit.output, kit.table, kit.data = "", [], {}
     try:
-        result.status, result.text = "ok", function(box)
-    except Exception as error:  # one of ours, or a log that is not as it should be
-        statuses = {NotHere: "not here", CutShort: "cut short"}
-        result.status = statuses.get(type(error), "FAILED")
-        kind = "" if type(error) in (*statuses, Failed) else f"{type(error).__name__}: "
-        result.text, result.output = f"{kind}{error}", box.output[-4000:]
-    result.seconds = round(time.monotonic() - start, 1)
-    result.data, result.command = box.data, box.command
+        result["status"], result["text"] = "ok", part(kit)
+    except NotHere as why:
+        result |= {"status": "not here", "text": str(why)}
+    except Exception as why:  # one of ours, or a file that is not as it should be
+        kind = "" if isinstance(why, Failed) else f"{type(why).__name__}: "
+        result |= {"status": "FAILED", "text": f"{kind}{why}", "output": kit.output[-4000:]}
+    seconds = round(time.monotonic() - begun, 1)
+    result |= {"seconds": seconds, "table": kit.table, "data": kit.data}
 
 
-def parse_args() -> argparse.Namespace:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
-    add("--minutes", type=float, default=10, help="for all groups together (10)")
-    add("--only", choices=SHARES, help="one group")
-    add("--machine", dest="only", action="store_const", const="machine", help="--only machine")
+    add("--machine", action="store_true", help="look at the machine, and do nothing else")
     add("--device", choices=["cuda", "cpu"], default="cuda", help="(cuda)")
-    add("--processes", type=int, help="with --device cpu (2); there is one on each GPU")
     dated = Path("runs", time.strftime("gpu-check-%Y%m%d-%H%M%S"))
     add("--out", type=Path, default=dated, help="for the results; else runs/gpu-check-DATE")
     args = parser.parse_args()
     if (args.out / "gpu.json").exists():
         parser.error(f"--out {args.out} holds a gpu.json: name another folder")
-    if args.processes is not None and (args.device == "cuda" or args.processes < 1):
-        parser.error("--processes is for --device cpu, 1 at least")
-    return args
-
-
-def main() -> None:
-    args = parse_args()
-    groups = [args.only] if args.only else list(SHARES)
-    args.out.mkdir(parents=True, exist_ok=True)
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     command = shlex.join(["python", "tools/gpu_check.py", *sys.argv[1:]])
     head = {"date": date, "python": platform.python_version(), "command": command}
-    results, start, given = [], time.monotonic(), 0.0
-    with tempfile.TemporaryDirectory(prefix="g-") as folder:
-        try:
-            box = Box(args.device, Path(folder), args.processes or 2)
-        except Failed as why:
-            sys.exit(f"gpu_check: error: torch does not start: {why}")
-        if args.device == "cuda" and not box.gpus and groups != ["machine"]:
-            sys.exit("gpu_check: error: torch sees no GPU: try --machine, or --device cpu")
-        for group in groups:
-            given += 60 * args.minutes * SHARES[group] / sum(SHARES[name] for name in groups)
-            box.deadline = start + given  # what earlier groups have left over is this one's too
-            for _, name, function in [row for row in CHECKS if row[0] == group]:
-                result = Result(group, name)
-                if time.monotonic() < box.deadline:
-                    perform(box, result, function)
-                results.append(result)
-                write(args.out, head, results)
-                print(f"{result.status:<11} {group}: {name}: {result.text}", flush=True)
-    failed, cut = (sum(r.status == status for r in results) for status in ("FAILED", "cut short"))
-    print(f"{failed} of {len(results)} failed, {cut} cut short; all of it is in {args.out}/")
-    sys.exit(1 if failed else 3 if cut else 0)
+    results = []
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
+        kit = Kit(args.device, Path(folder))
+        kit.look_at_machine()
+        if args.device == "cuda" and not kit.gpus and not args.machine:
+            sys.exit("error: torch sees no GPU: try --machine, or --device cpu")
+        args.out.mkdir(parents=True, exist_ok=True)
+        for name, part in list(PARTS.items())[: 1 if args.machine else None]:
+            results.append({"part": name, "status": "cut off", "text": "", "output": ""})
+            results[-1] |= {"seconds": 0.0, "table": [], "data": {}}
+            write(args.out, head, results)
+            perform(kit, results[-1], part)
+            write(args.out, head, results)
+            if kit.table:
+                print(markdown(kit.table))
+            print(f"{results[-1]['status']:<9} {name}: {results[-1]['text']}", flush=True)
+            look_for_signals()
+    failed = sum(row["status"] == "FAILED" for row in results)
+    print(f"{failed} of {len(results)} failed; to send: gpu.md and gpu.json in {args.out}/")
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
-    end_on_signals()
-    main()
+    if sys.argv[1:2] == ["probe"]:  # started by a part
+        {"machine": probe_machine, "exactness": probe_exactness}[sys.argv[2]](*sys.argv[3:])
+    else:
+        note_signals()
+        main()

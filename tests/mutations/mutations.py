@@ -777,20 +777,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{DOCTOR}::test_a_rate_that_the_script_sets": [
         ("the doctor knows that a rate is set by hand", 1, 'or over else "rates"', 'else None'),
     ],
-    f"{GPU_CHECK}::test_any_number_of_ranks_trains_as_long": [
-        ("gpu_check's data grows with the ranks", 1,
-         '"--synthetic", 20 * batch', '"--synthetic", 640'),
-        ("gpu_check's rate is that of any number of ranks", 1, "peak * 256 / batch", "peak"),
-        ("gpu_check's shares are unequal", 1, "320 // box.ranks) + 1)", "320 // box.ranks))"),
-    ],
-    f"{GPU_CHECK}::test_horovod_without_nccl": [
-        ("gpu_check knows a Horovod without nccl", 1,
-         'if "this Horovod has no nccl" in self.output:', "if False:"),
-    ],
-    f"{GPU_CHECK}::test_other_guesses": [
-        ("gpu_check evaluates without TF32", 1, "env=NO_TF32", "env={}"),
-        ("gpu_check compares guesses", 1, 'if other["fp32"]:', "if False:"),
-    ],
     f"{CARRY}::test_a_change_arrives_in_every_file": [
         ("a merge without a conflict that 05 cannot have", 1,
          "re.search(cannot_have, line)", "False"),
@@ -799,21 +785,14 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("conflicts are listed", 1, 'found.append(f"{place}: conflict")', "pass"),
         ("a conflict is solved first", 1, "    if begun:", "    if False:"),
     ],
-    f"{GPU_CHECK}::test_processes_are_for_cpus": [
-        ("gpu_check's number of processes", 1, "self.gpus or processes", "self.gpus or 2"),
-    ],
-    f"{GPU_CHECK}::test_what_becomes_of_a_check": [
+    f"{GPU_CHECK}::test_what_becomes_of_a_part": [
         ("gpu_check sees what is left behind", 1, "        if left:", "        if False:"),
     ],
-    f"{GPU_CHECK}::test_tf32": [
-        ("gpu_check sees a warning of TF32", 1, 'if box.data["warnings"]:', "if False:"),
+    f"{GPU_CHECK}::test_an_impatient_ctrl_c_leaves_whole_files_and_no_process": [
+        ("gpu_check notes what it begins", 1, '"status": "cut off"', '"status": "ok"'),
     ],
-    f"{GPU_CHECK}::test_planted_fault[02_distributed]": [
-        ("gpu_check sees that nothing is learned", 1, "if not falls(losses):", "if False:"),
-    ],
-    f"{GPU_CHECK}::test_planted_fault[06 stops on SIGUSR1 and goes on]": [
-        ("gpu_check waits for a stop, not for ever", 1,
-         "if sent and time.monotonic() > sent[0]", "if False and time.monotonic() > sent[0]"),
+    f"{GPU_CHECK}::test_planted_fault": [
+        ("gpu_check compares the weights", 1, "number < 1e-10 for", "number < 10 for"),
     ],
 }
 # fmt: on
