@@ -1,4 +1,4 @@
-"""The tools that read RUN/metrics.jsonl: the reader, the plot, the TensorBoard event files."""
+"""The tools that read RUN/metrics.jsonl: the reader and the plot."""
 
 import json
 import sys
@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-NEEDS = "the tools' pictures and event files: pip install matplotlib tensorboard"
-pytest.importorskip("matplotlib", reason=NEEDS)
-pytest.importorskip("tensorboard", reason=NEEDS)
+pytest.importorskip("matplotlib", reason="needs requirements-dev.txt")
 
-import plot  # noqa: E402
-import to_tensorboard  # noqa: E402
-from harness import TOOLS, run  # noqa: E402
-from run_log import RunLogError, read_run  # noqa: E402
+import plot
+from harness import TOOLS, run
+from run_log import RunLogError, read_run
 
 Row = dict[str, Any]
 
@@ -43,7 +40,6 @@ def measured(event: str, done: int, shift: float = 0.0) -> Row:
     }
 
 
-NAMES = ("loss", "acc1", "memory")
 train, evaluation = partial(measured, "train"), partial(measured, "eval")
 
 
@@ -194,45 +190,3 @@ def test_pictures_replace_their_own_kind_only(tmp_path: Path) -> None:
     assert (tmp_path / "mine.png").read_bytes() == b"mine"
     assert refused(plot.main, folder, folder) == "2"
     assert "no number to draw" in refused(plot.main, write(tmp_path / "begun", start()))
-
-
-# ---- TensorBoard ----
-
-
-def assert_shows(events: Any, rows: list[Row]) -> None:
-    """TensorBoard shows the numbers of the rows, in single precision."""
-    wanted = [f"{event}/{name}" for event in ("train", "eval") for name in NAMES]
-    assert sorted(events.Tags()["scalars"]) == sorted(wanted)
-    for tag in wanted:
-        event, name = tag.split("/")
-        rows_of_tag = [row for row in rows if row["event"] == event and row[name] is not None]
-        wanted = [
-            (round(row["at"] * STEPS), row["time"], pytest.approx(row[name])) for row in rows_of_tag
-        ]
-        shown = [(point.step, point.wall_time, point.value) for point in events.Scalars(tag)]
-        assert shown == wanted
-
-
-def test_event_files_hold_the_rows(tmp_path: Path) -> None:
-    """Converting again doubles nothing, in a TensorBoard that is running neither, and spares the
-    files of others. What is no log is refused, and nothing written."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    assert "holds no metrics.jsonl" in refused(to_tensorboard.main, tmp_path)
-    assert not any(tmp_path.iterdir())
-    rows = rows_to(8)
-    rows[2]["memory"] = None
-    folder = write(tmp_path / "run", start(), *rows)
-    events = folder / "tensorboard"
-    events.mkdir()
-    (events / "mine").write_bytes(b"mine")
-    to_tensorboard.main([str(folder)])
-    running = EventAccumulator(str(events)).Reload()
-    assert_shows(running, rows)
-
-    write(folder, start(6), *rows_to(9, first=7, shift=0.5), END)
-    to_tensorboard.main([str(folder)])
-    kept = [row for row in rows if row["at"] <= 6 / STEPS] + rows_to(9, first=7, shift=0.5)
-    for view in (running.Reload(), EventAccumulator(str(events)).Reload()):
-        assert_shows(view, kept)
-    assert (events / "mine").read_bytes() == b"mine"
