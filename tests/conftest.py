@@ -78,12 +78,3 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if ORPHANS:
         reporter.write_line(f"\nprocesses left behind by this session: {ORPHANS}", red=True)
         session.exitstatus = session.exitstatus or 1
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """What support/prepare.sh could not install is said once more, after everything else."""
-    file = Path(sys.prefix, "not-tested")
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if not hasattr(config, "workerinput") and reporter and file.exists() and file.stat().st_size:
-        again = f"to set up again: rm {sys.prefix}/ready-for-*"
-        reporter.write_line(f"{file.read_text()}{again}", yellow=True)
