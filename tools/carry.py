@@ -48,7 +48,7 @@ def carry(path: Path, old: Path, new: Path) -> list[str]:
     path.write_text(docstring + merged.read_text())
 
     found, inside = [], False
-    before, cannot_have = code.splitlines(), CANNOT_HAVE.get(path.parent.name, "$.")
+    before, cannot_have = (docstring + code).splitlines(), CANNOT_HAVE.get(path.parent.name, "$.")
     for number, line in enumerate(path.read_text().splitlines(), 1):
         place = f"{path.relative_to(ROOT)}:{number}"
         if line.startswith("<<<<<<< "):

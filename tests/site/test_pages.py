@@ -12,7 +12,7 @@ import pytest
 from harness import CHAPTERS, ROOT
 
 markdown = pytest.importorskip("markdown", reason="needs requirements-dev.txt")
-pytest.importorskip("pymdownx.blocks", reason="needs requirements-dev.txt")  # not with tensorboard
+pytest.importorskip("pymdownx.blocks", reason="needs requirements-dev.txt")
 yaml = pytest.importorskip("yaml", reason="needs requirements-dev.txt")
 cmarkgfm = pytest.importorskip("cmarkgfm", reason="needs requirements-dev.txt")
 
@@ -355,6 +355,7 @@ def test_links_to_files_of_the_repository() -> None:
 # --- on GitHub ------------------------------------------------------------------------------------
 
 PAGES = sorted(str(p.relative_to(ROOT)) for p in DOCS.glob("??/**/*.md")) + [*READMES.values()]
+PAGES += ["CHANGELOG.md", "CONTRIBUTING.md", "tests/README.md"]  # in one language
 # What a reader must not see outside of code: forms of the build, and Markdown that is none there,
 # because no blank line is between it and a tag.
 RAW = re.compile(
@@ -420,6 +421,18 @@ def test_what_is_raw_on_github_is_found(old: str, new: str) -> None:
     assert old in text
     shown = [on_github(text), on_github(text.replace(old, new))]
     assert [bool(raw(s) or gone(name, s)) for s in shown] == [False, True]
+
+
+def test_rules_name_what_is_there() -> None:
+    """The tests and files of which CONTRIBUTING.md says that they hold a rule."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    tests = re.findall(r"\b(test_\w+\.py)::(test_\w+)", text)
+    paths = re.findall(r"`((?:docs|doctor|tests|tools)/[\w./]+)`", text)
+    assert len(tests) > 9 and len(paths) > 9
+    for file, name in tests:
+        [path] = (ROOT / "tests").rglob(file)
+        assert f"def {name}(" in path.read_text("utf-8"), (file, name)
+    assert [path for path in paths if not (ROOT / path).exists()] == ["doctor/checks/SUBJECT.py"]
 
 
 def test_chapter_headings() -> None:
