@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+import torch.distributed as dist
+
 FOLDER = "PRETENDED_NOTES"
 # Parts of the paths of code that is not the program's own.
 FOREIGN = ("/site-packages/", "/lib/python3", "/pretended_gpus/", "<frozen")
@@ -26,7 +28,8 @@ def user_line() -> str:
 
 def rank() -> int:
     names = ("RANK", "SLURM_PROCID", "HOROVOD_RANK")
-    return int(next((os.environ[name] for name in names if name in os.environ), 0))
+    own = dist.get_rank() if dist.is_initialized() else 0  # mp.spawn sets no variable
+    return int(next((os.environ[name] for name in names if name in os.environ), own))
 
 
 def note(what: str, **fields: object) -> None:
@@ -51,6 +54,10 @@ def begin() -> None:
 
 
 def read(folder: Path) -> list[dict]:
-    """The notes of all processes of a launch."""
-    texts = [path.read_text() for path in sorted(Path(folder).glob("*.jsonl"))]
-    return [json.loads(line) for text in texts for line in text.splitlines()]
+    """The notes of all processes of a launch. With mp.spawn a process learns its rank late."""
+    found = []
+    for path in sorted(Path(folder).glob("*.jsonl")):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        joined = [row["rank"] for row in rows if row["what"] == "init"]
+        found += [row | {"rank": joined[0]} if joined else row for row in rows]
+    return found

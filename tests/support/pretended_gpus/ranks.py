@@ -46,8 +46,8 @@ def replace_init(own: Callable) -> Callable:
         if device_id is not None:
             index_of(device_id)
         asked = asked_backend(backend, device_id)
-        note("init", backend=asked, device_id=device_id, current=MACHINE.current)
         own("gloo", *args, **kwargs)
+        note("init", backend=asked, device_id=device_id, current=MACHINE.current)
         GROUPS.clear()
         claimed.clear()
         GROUPS[None], bound = asked, device_id
