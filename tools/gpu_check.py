@@ -30,8 +30,9 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from statistics import median
 
-ROOT = Path(__file__).resolve().parents[1]
-PYTHON = [sys.executable, "-u"]
+sys.path.append(str(Path(__file__).with_name("benchmark")))
+from processes import PYTHON, ROOT, end_all, marked, torchrun
+
 PROBE = [Path(__file__).resolve(), "probe"]
 QUIET = 120  # seconds without output after which a program hangs
 # pytest is silent during a test, the benchmark during a run.
@@ -87,7 +88,7 @@ class Kit:
                     look_for_signals()
                     time.sleep(0.05)
             finally:
-                end_all(mark)
+                end_all(mark, 0)
                 process.wait()
                 self.output = os.pread(log.fileno(), 1 << 30, 0).decode(errors="replace")
         if late:
@@ -112,7 +113,7 @@ class Kit:
             self.rows = [["torch", f"does not start: {why}", f"install it: {INSTALL}"]]
 
 
-# ---- processes ----
+# ---- signals ----
 def note_signals() -> None:
     """Ctrl-C, SIGTERM and the end of a terminal are only noted: `run` looks for them, so that none
     interrupts the writing of a file or the killing of what runs."""
@@ -124,25 +125,6 @@ def note_signals() -> None:
 def look_for_signals() -> None:
     if SIGNALS:
         raise SystemExit(128 + SIGNALS[0])
-
-
-def marked(mark: str) -> list[int]:
-    """Living processes that have inherited this mark. Launchers put their children into groups
-    and sessions of their own, where no signal to a group reaches them; the mark they keep."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # it has just ended, or is another user's
-            if mark.encode() in entry.read_bytes():
-                found.append(int(entry.parent.name))
-    return found
-
-
-def end_all(mark: str) -> None:
-    while left := marked(mark):
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
 
 
 # ---- the machine ----
@@ -273,8 +255,7 @@ def probe_exactness(folder: str) -> None:
 
 def exactness(kit: Kit) -> str:
     ranks = kit.gpus or 2
-    torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
-    kit.run([*torchrun, *PROBE, "exactness", kit.folder], QUIET)
+    kit.run([*torchrun(ranks), *PROBE, "exactness", kit.folder], QUIET)
     found = [json.loads(path.read_text()) for path in sorted(kit.folder.glob("rank*.json"))]
     kit.data = {"ranks": found}
     if len(found) != ranks:
