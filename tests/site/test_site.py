@@ -363,10 +363,10 @@ def test_compare_any_two(page: Page, address: str) -> None:
 
 # What people type, and a page that answers it, among the first three.
 QUERIES = {
-    "": {"梯度累积": "faq/", "梯度裁剪": "concepts/", "早停": "recipes/", "加权采样": "recipes/",
-         "弹性训练": "handbook/elastic/", "显存不足": "troubleshooting/", "单机多卡": "convert/",
-         "断点续训": "reference/", "set_epoch": "faq/", "梯度同步": "convert/",
-         "学习率调度": "recipes/"},
+    "": {"梯度累积": "recipes/", "梯度裁剪": "concepts/", "早停": "recipes/",
+         "加权采样": "recipes/", "弹性训练": "handbook/elastic/", "显存不足": "troubleshooting/",
+         "单机多卡": "convert/", "断点续训": "reference/", "set_epoch": "faq/",
+         "梯度同步": "convert/", "学习率调度": "recipes/"},
     "en/": {"WeightedRandomSampler": "recipes/", "early stopping": "recipes/", "F1": "recipes/",
             "set_epoch": "faq/", "out of memory": "troubleshooting/"},
 }  # fmt: skip
