@@ -1,38 +1,42 @@
-"""The cost model behind the page on scaling: its formulas, and that the site shows its numbers."""
+"""The cost model behind the page on scaling: its formulas, and that the page has its numbers."""
+
+import itertools
+import math
+import re
 
 import pytest
 from harness import ROOT
 
 from tools.site import scaling_model as model
 
-ASSUME = model.Assumptions()
+PAGES = [(ROOT / f"docs/{language}/scaling.md").read_text("utf-8") for language in ("en", "zh")]
 
 
-def test_a_ring_sends_2_n_minus_1_over_n_of_the_bytes():
-    net = model.Network(gpus=8, latency=0, bandwidth=1e9, latency_out=0, bandwidth_out=1e9)
-    for n in (2, 3, 8, 100):
-        assert model.ring(n, 1e9, net) == pytest.approx(2 * (n - 1) / n)
+@pytest.mark.parametrize("gpus", [2, 3, 8, 100])
+def test_all_reduce(gpus: int) -> None:
+    """Many bytes go round the ring, which sends 2 (n - 1) / n of them; few through the tree."""
+    assert model.all_reduce(gpus, 1e15, 1e9) == pytest.approx(2 * (gpus - 1) / gpus * 1e6)
+    hops = 2 * math.ceil(math.log2(gpus))
+    assert model.all_reduce(gpus, 0, 1e9) == pytest.approx(hops * model.LATENCY)
 
 
-def test_hops_of_ring_and_tree():
-    net = model.Network(gpus=8, latency=1, bandwidth=1e9, latency_out=100, bandwidth_out=1e9)
-    assert model.ring(8, 0, net) == 14  # one machine: 2 (8 - 1)
-    assert model.ring(32, 0, net) == 56 + 600  # 62 hops, of which 6 lie between 4 machines
-    assert model.tree(8, 0, net) == 6  # 2 log2 8
-    assert model.tree(32, 0, net) == 14 + 400  # 2 (8 - 1) within, 2 log2 4 between
+@pytest.mark.parametrize("language", ["zh", "en"])
+def test_the_table_is_the_models(language: str) -> None:
+    shown = (model.RESULTS / f"scaling.{language}.md").read_text("utf-8")
+    assert shown == model.table(language), "run tools/site/scaling_model.py"
 
 
-@pytest.mark.parametrize("net", model.NETWORKS.values(), ids=model.NETWORKS)
-def test_efficiency(net):
-    """One GPU costs nothing, and more are never more efficient."""
-    assert model.ring(1, 1e9, net) == model.tree(1, 1e9, net) == 0
-    assert model.step(1, 256, net, ASSUME) == model.compute(256, ASSUME) == 256 / 2500
-    for images in (8, 64, 256):
-        found = [model.efficiency(n, images, net, ASSUME) for n in model.GPUS]
-        assert found[0] == 1 and found == sorted(found, reverse=True) and found[-1] > 0
-
-
-def test_the_site_shows_what_the_model_says():
-    for language in ("zh", "en"):
-        path = ROOT / f"docs/assets/results/scaling.{language}.md"
-        assert path.read_text(encoding="utf-8") == model.tables(language, ASSUME)
+@pytest.mark.parametrize("page", PAGES, ids=["en", "zh"])
+def test_the_text_has_the_numbers_of_the_model(page: str) -> None:
+    sums = re.findall(r"3 · ([\d.]+) MB · (\d+) / ([\d.]+) GB/s +=\s+(\d+)", page)
+    assert len(sums) == 4
+    for megabytes, rate, bandwidth, images in sums:
+        needed = 3 * float(megabytes) * float(rate) / float(bandwidth) / 1000
+        assert int(images) == round(needed)
+    sizes, shares = zip(*model.BUCKETS, strict=True)
+    assert {f"{sum(sizes) / 1e6 / part:.1f}" for part in (1, 2)} == {m for m, *_ in sums[:3]}
+    assert f" {model.RATE:.0f} · {model.LEAST} = {model.RATE * model.LEAST} " in page
+    # "two thirds of the bytes when backward has done a sixth"; "the last bucket, 10 %"
+    sent = [size / sum(sizes) for size in itertools.accumulate(sizes)]
+    assert (sent[2], shares[2]) == pytest.approx((2 / 3, 1 / 6), abs=0.03)
+    assert f"{100 * (1 - sent[3]):.0f}%" == "10%"
