@@ -10,43 +10,28 @@ import pytest
 import torch
 import torchvision
 from crew import Crew, call_main
-from harness import CHAPTERS, ROOT, TINY, command_for, load_chapter, rows, run
+from harness import ROOT, TINY, load_chapter, rows
+from warm import run_warm
 
 from tools.site.check_twins import read_page
 
 HUB = "02_distributed"
 PAGE = read_page((ROOT / "docs/en/accelerators.md").read_text(encoding="utf-8"))
 (CHANGE,) = ["\n".join(fence.lines) for fence in PAGE.fences if "sed" in "".join(fence.lines)]
-SAME_LINES = [HUB, "03_multiprocessing", "04_apex", "06_slurm", "07_dist_eval"]
 
 
-def changed(chapter: str, folder: Path) -> Path:
-    """A chapter after the commands of the page, typed in the repository's root."""
-    (folder / chapter).symlink_to(ROOT / chapter)
-    subprocess.run(["bash", "-euc", CHANGE.replace(HUB, chapter)], cwd=folder, check=True)
-    return folder / "my_project/main.py"
-
-
-@pytest.mark.parametrize("chapter", SAME_LINES)
-def test_the_change_is_whole(chapter: str, tmp_path: Path) -> None:
-    """It leaves no float64 and no other memory format, and changes nothing but these lines."""
-    assert chapter in CHAPTERS
-    old = (ROOT / chapter / "main.py").read_text()
-    new = changed(chapter, tmp_path).read_text()
-    assert not re.search(r"torch\.(float64|double|channels_last)|\.double\(|float64\(", new)
-    assert "torch.float32, device=device)" in new and "model(images).float()" in new
-    pairs = list(zip(old.splitlines(), new.splitlines(), strict=True))
-    assert 4 <= sum(a != b for a, b in pairs) <= 10
-
-
-@pytest.mark.proof
 def test_the_change_trains(crew: Crew, tmp_path: Path) -> None:
-    """On two CPU processes as 02 does, to rounding, which another memory format changes too."""
+    """The commands of the page, typed in the repository's root, leave no float64 and no other
+    memory format. On two CPU processes the result trains as 02 does, to rounding, which another
+    memory format changes too."""
+    (tmp_path / HUB).symlink_to(ROOT / HUB)
+    subprocess.run(["bash", "-euc", CHANGE], cwd=tmp_path, check=True)
+    script = tmp_path / "my_project/main.py"
+    left = r"torch\.(float64|double|channels_last)|\.double\(|float64\("
+    assert not re.search(left, script.read_text())
     argv = ["--synthetic", "40", *TINY, "--epochs", "1", "--output-dir"]
-    script = changed(HUB, tmp_path)
-    env = {"CUDA_VISIBLE_DEVICES": ""}
-    done = run(command_for(HUB, [*argv, "new"], 2, script), tmp_path, env=env)
-    assert done.returncode == 0, done.output
+    codes, *said = run_warm([script, *argv, tmp_path / "new"], tmp_path, 2)
+    assert codes == [0, 0], said
     for answer in crew.run(call_main, HUB, [*argv, str(tmp_path / "old")], world_size=2):
         assert answer["exit"] is None, answer
     (new,), (old,) = (rows(tmp_path / name, "eval") for name in ("new", "old"))

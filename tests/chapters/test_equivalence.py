@@ -2,7 +2,6 @@
 loop in one process ends with. (By real launches: test_slurm.py compares with the same loop, and
 test_faults.py with the crew that takes the launchers' place here.)"""
 
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from crew import Crew
 from harness import CHAPTERS, load_state, rows
 from plain_training import (
     HIGH_RATE,
-    LOW_RATE,
     arguments,
     assert_is_plain_training,
     difference,
@@ -20,39 +18,25 @@ from plain_training import (
     train_plainly,
 )
 from torch import Tensor, nn
-from with_tiny_model import tiny_batchnorm, tiny_float32, tiny_other_on_each_rank
+from with_tiny_model import tiny_batchnorm, tiny_other_on_each_rank
 
 WORLD_SIZES = {"01_dataparallel": (1,)}
 CASES = [(chapter, size) for chapter in CHAPTERS for size in WORLD_SIZES.get(chapter, (1, 2, 3))]
 
 
-@pytest.mark.parametrize(
-    ("build", "lr", "tolerance"),
-    [
-        pytest.param(tiny_other_on_each_rank, HIGH_RATE, 1e-10, id="float64"),
-        pytest.param(tiny_float32, LOW_RATE, 1e-5, id="float32", marks=pytest.mark.proof),
-    ],
-)
 @pytest.mark.parametrize(("chapter", "world_size"), CASES)
 def test_trains_as_one_process_would(
-    chapter: str,
-    world_size: int,
-    build: Callable,
-    lr: float,
-    tolerance: float,
-    crew: Crew,
-    tmp_path: Path,
+    chapter: str, world_size: int, crew: Crew, tmp_path: Path
 ) -> None:
     """All ranks bit for bit, though only rank 0 has begun with the weights that count."""
-    argv = arguments(tmp_path, lr, chapter)
+    argv, build = arguments(tmp_path, HIGH_RATE, chapter), tiny_other_on_each_rank
     answers = crew.run(train, chapter, argv, build, world_size=world_size)
     state = load_state(tmp_path / "checkpoint.pt")
     saved = {name: weight.tolist() for name, weight in state["model"].items()}
     assert answers == [saved] * world_size
-    dtype = next(build(None, 1).parameters()).dtype
-    assert all(weight.dtype == dtype for weight in state["model"].values())
+    assert all(weight.dtype == torch.float64 for weight in state["model"].values())
     assert rows(tmp_path, "start")[0].get("world_size", 1) == world_size
-    assert_is_plain_training(state, build, lr, tolerance, tmp_path)
+    assert_is_plain_training(state, build, HIGH_RATE, 1e-10, tmp_path)
 
 
 def smooth_float64(args: object, num_classes: int) -> nn.Module:

@@ -1,8 +1,8 @@
 """A mistake ends in one line that says what it is and what to type instead: no traceback, a status
 that is not zero, and nothing written.
 
-Every rank must refuse alike, so most are made on two. `make test` makes each in 02, and again where
-another function notices it (test_static.py has those that are the same); `make proof` everywhere.
+Every rank must refuse alike, so most are made on two. Each is made in 02, and again where another
+function notices it (test_static.py has those that are the same).
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -25,13 +24,11 @@ import torch
 from crew import Crew
 from harness import (
     CHAPTERS,
-    HOROVOD,
-    ROOT,
+    LAUNCHED_BY_TORCHRUN,
     SLURM,
     events,
     launch,
     load_state,
-    run,
 )
 from refusals import (
     ALONE,
@@ -52,20 +49,23 @@ from tiers import table
 from with_tiny_model import TinyModel
 
 APEX, EVALUATES = "04_apex", "07_dist_eval"
+OWN_CHECK = (SPAWNS, APEX, EVALUATES)  # check_flags, or who calls it
 # What every mistake starts from; its own words come later, and win.
 BASE = shlex.split("--image-size 8 --batch-size 4 --epochs 1 --workers 0 --output-dir out")
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
-# Where `make test` makes a mistake that a function notices which is not the same everywhere.
-IN_SETUP = (HUB, HOROVOD, SLURM)
-IN_RUN = (HUB, APEX, HOROVOD, SLURM, EVALUATES)
+
+
+def call_by_hand(chapter: str, argv: list[str], cwd: Path) -> dict:
+    """call, without what torchrun sets."""
+    with mock.patch.dict(os.environ):
+        del os.environ["RANK"]
+        return call(chapter, argv, cwd)
 
 
 def call_as_fourth(chapter: str, argv: list[str], cwd: Path) -> dict:
     """call, as the last of four ranks on a machine that has two GPUs."""
-    ranks = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
-    ranks |= {"SLURM_PROCID": "3", "SLURM_LOCALID": "3", "SLURM_STEP_NUM_TASKS": "4"}
-    fourth = "horovod.torch.local_rank" if chapter == HOROVOD else "os.getppid"
-    with mock.patch.dict(os.environ, ranks), mock.patch(fourth, return_value=3):
+    ranks = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4"}
+    with mock.patch.dict(os.environ, ranks):
         return call_with_gpus(chapter, argv, cwd)
 
 
@@ -76,13 +76,12 @@ def call_with_gpus(chapter: str, argv: list[str], cwd: Path, usable: bool = True
 
 
 class Mistake(NamedTuple):
-    """What is typed after BASE, a few words of the line, in which chapters `make test` makes it, in
-    which it can be made, and how the chapter is entered."""
+    """What is typed after BASE, a few words of the line, in which chapters, and how the chapter is
+    entered."""
 
     argv: str
     says: str
-    now: tuple = (HUB,)
-    of: tuple = tuple(CHAPTERS)
+    of: tuple = (HUB,)
     entry: Callable = call
 
 
@@ -90,50 +89,43 @@ def own(chapter: str, argv: str, says: str) -> Mistake:
     """A mistake with what only one chapter has. 03's are those that its parent sees."""
     entry = call_parent if chapter == SPAWNS else call
     entry = call_with_gpus if "--compile" in argv else entry
-    return Mistake(f"--synthetic 8 {argv}", says, (chapter,), (chapter,), entry=entry)
+    return Mistake(f"--synthetic 8 {argv}", says, (chapter,), entry)
 
 
-OTHERS_CHECKPOINT = "the checkpoint is of {}, not of resnet50 with 10 classes$"
+EACH = tuple(CHAPTERS)  # for what main does, which is another one in each
 STOPPED = "--resume stopped.pt --arch resnet18"
 MISTAKES = {
     # the images
-    "no_folder": Mistake("--data nowhere", "--data nowhere has no folder train$"),
+    "no_folder": Mistake("--data nowhere", "nowhere has no folder train$", (ALONE, HUB)),
     "no_val": Mistake("--data only_train", "--data only_train has no folder val$"),
     "no_images": Mistake("", "one of the arguments --data --synthetic is required"),
     "other_classes": Mistake("--data other_classes", "one of train/ and val/ has ... 'b', 'c'"),
-    "too_few": Mistake("--data good --batch-size 16", "--batch-size 16 ... all 8 images", IN_RUN),
+    "too_few": Mistake("--data good --batch-size 16", "--batch-size 16 ... all 8 images", EACH),
     # the words
     "uneven_2": Mistake(
-        "--synthetic 8 --batch-size 7", "multiple of the 2 ranks: use 6 or 8$", of=tuple(RANKED)
+        "--synthetic 8 --batch-size 7", "of the 2 ranks: use 6 or 8$", (HUB, *OWN_CHECK)
     ),
-    "below_ranks": Mistake("--synthetic 8 --batch-size 1", "use 2 or 4$", of=tuple(RANKED)),
-    "no_epochs": Mistake("--synthetic 8 --epochs -1", "--epochs -1 ... 1 or more", (ALONE, HUB)),
+    "below_ranks": Mistake("--synthetic 8 --batch-size 1", "use 2 or 4$"),
+    "no_epochs": Mistake(
+        "--synthetic 8 --epochs -1", "--epochs -1 ... 1 or more", (ALONE, HUB, *OWN_CHECK)
+    ),
     # going on, and evaluating
     "evaluate_nothing": Mistake(
-        "--synthetic 8 --evaluate", "needs weights: add --resume, ... or --pretrained", IN_RUN
+        "--synthetic 8 --evaluate", "needs weights: add --resume, ... or --pretrained", EACH
     ),
     "evaluate_nothing_yet": Mistake(
         "--synthetic 8 --evaluate --resume", "no checkpoint out/checkpoint.pt: --resume PATH"
     ),
     # As it was written once.
-    "resume_auto": Mistake("--synthetic 8 --resume auto", "no checkpoint auto ... --resume alone"),
+    "resume_auto": Mistake(
+        "--synthetic 8 --resume auto", "no checkpoint auto ... --resume alone", (ALONE, HUB)
+    ),
     "resume_arch": Mistake(
         "--synthetic 8 --resume run/checkpoint.pt",
-        OTHERS_CHECKPOINT.format("resnet18 with 10 classes"),
-        IN_RUN,
+        "the checkpoint is of resnet18 with 10 classes, not of resnet50 with 10 classes$",
+        EACH,
     ),
-    "resume_classes": Mistake(
-        "--data good --resume run/checkpoint.pt --arch resnet18",
-        "is of resnet18 with 10 classes, not of resnet18 with 2 classes$",
-    ),
-    "resume_foreign": Mistake(
-        "--synthetic 8 --resume foreign.pt", OTHERS_CHECKPOINT.format("another program"), IN_RUN
-    ),
-    "resume_stopped": Mistake(
-        f"--synthetic 8 {STOPPED}",
-        "is of resnet18 with 10 classes, stopped inside an epoch, not of resnet18 with",
-        of=tuple(chapter for chapter in CHAPTERS if chapter != SLURM),
-    ),
+    "resume_foreign": Mistake("--synthetic 8 --resume foreign.pt", "is of another program, not"),
     # the output folder
     "holds_a_run": Mistake(
         "--synthetic 8 --output-dir run", "run holds a run: use --resume without PATH"
@@ -143,14 +135,18 @@ MISTAKES = {
     ),
     "holds_a_checkpoint": Mistake("--synthetic 8 --output-dir alone", "alone holds a run: use"),
     # the machine, the network and the launcher
-    "more_processes_than_gpus": Mistake(
-        "--synthetic 8", "more ... start 2$", IN_SETUP, tuple(RANKED), entry=call_as_fourth
+    "by_hand": Mistake(
+        "--synthetic 8",
+        r"start it with torchrun --standalone --nproc-per-node 2 \S+/main.py \.\.\.$",
+        LAUNCHED_BY_TORCHRUN,
+        call_by_hand,
     ),
+    "more_processes_than_gpus": Mistake("--synthetic 8", "start 2$", entry=call_as_fourth),
     "unusable_gpus": Mistake(
         "--synthetic 8",
         "cannot use the GPUs ... driver",
         (ALONE, HUB),
-        entry=partial(call_with_gpus, usable=False),
+        partial(call_with_gpus, usable=False),
     ),
     # the chapters' own
     "gpus_without_gpus": own(ALONE, "--gpus 0", "--gpus 0: ... 0 GPUs, counted"),
@@ -206,12 +202,8 @@ def assert_refused(answers: list[dict], says: str, room: Path, before: Path) -> 
     assert snapshot(room) == snapshot(before)
 
 
-SEEN_BY_PARENT = ("uneven_2", "below_ranks", "no_epochs", "evaluate_nothing")  # in 03
-TABLE = [
-    pytest.param(chapter, name, marks=() if chapter in mistake.now else pytest.mark.proof)
-    for name, mistake in MISTAKES.items()
-    for chapter in mistake.of
-]
+SEEN_BY_PARENT = ("uneven_2", "no_epochs", "evaluate_nothing")  # in 03
+TABLE = [(chapter, name) for name, mistake in MISTAKES.items() for chapter in mistake.of]
 
 
 @pytest.mark.parametrize(("chapter", "name"), TABLE)
@@ -264,7 +256,7 @@ def diverges(chapter: ModuleType, first_bad: int, what: str) -> AbstractContextM
     # A gradient that breaks the weights in the last step of an epoch, whose loss is still finite.
     [("logits", 1), ("gradient", 4)],
 )
-@pytest.mark.parametrize("chapter", table(CHAPTERS, IN_RUN))
+@pytest.mark.parametrize("chapter", CHAPTERS)
 def test_loss_is_not_finite(
     crew: Crew, chapter: str, what: str, first_bad: int, tmp_path: Path
 ) -> None:
@@ -297,7 +289,7 @@ DISAGREE = {
 
 @pytest.mark.parametrize(
     ("chapter", "what"),
-    [(HUB, "checkpoint"), (SLURM, "step"), *((chapter, "images") for chapter in IN_RUN)],
+    [(HUB, "checkpoint"), (SLURM, "step"), *((chapter, "images") for chapter in RANKED)],
 )
 def test_ranks_that_disagree(
     crew: Crew, chapter: str, what: str, room: Path, pristine: Path
@@ -310,7 +302,7 @@ def test_ranks_that_disagree(
     assert_refused(answers, says.replace("...", ".*"), room, pristine)
 
 
-@pytest.mark.parametrize("chapter", table(CHAPTERS, IN_RUN))
+@pytest.mark.parametrize("chapter", CHAPTERS)
 def test_unknown_model(crew: Crew, chapter: str, room: Path, pristine: Path) -> None:
     """torchvision speaks of it, loudly, and no log is begun: the corrected line starts as typed."""
     argv = [*BASE, "--synthetic", "8", "--arch", "resnet05"]
@@ -323,35 +315,20 @@ def test_unknown_model(crew: Crew, chapter: str, room: Path, pristine: Path) -> 
 # ---------------------------------------------------------------------------------- real launches
 
 
-def test_real_start_without_torchrun(tmp_path: Path) -> None:
-    """`python main.py ...`: one line is all there is, the status is 1, nothing is written; the line
-    has the command that works."""
-    words = [os.path.relpath(ROOT / HUB / "main.py", tmp_path), "--synthetic", "8"]
-    result = run([sys.executable, *words], tmp_path, env=NO_GPU)
-    assert result.returncode == 1 and result.stdout == "", result.output
-    (line,) = result.stderr.splitlines()
-    typed = shlex.split(line.split("error: start it with torchrun ")[1])
-    assert os.path.samefile(typed.pop(3), ROOT / HUB / "main.py")
-    assert typed == ["--standalone", "--nproc-per-node", "2", "..."]
-    assert not list(tmp_path.iterdir())
-
-
 # What stands below our line: torchrun's frame, or nothing that speaks of something else.
 LAST = {HUB: r"\n  SystemExit: (error: [^\n]+)\n\s*\n=+\s*$"}
 LAST |= {SLURM: r"(error: [^\n]+)(\nsrun: [^\n]+)*\s*$"}
 LAST |= {SPAWNS: r"(error: [^\n]+)\n([^\n]*Terminating[^\n]*\n)?error: process \d [^\n]+above\s*$"}
 
 
-@pytest.mark.parametrize(
-    ("chapter", "ranks"), table([(HUB, 2), (HUB, 4), (SPAWNS, 2), (SLURM, 2)], [(HUB, 2), (HUB, 4)])
-)
-def test_real_refusal_is_the_last_word(chapter: str, ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("chapter", table([HUB, SPAWNS, SLURM], [HUB]))
+def test_real_refusal_is_the_last_word(chapter: str, tmp_path: Path) -> None:
     """Whatever a launcher adds, its output ends with our line: torchrun's report of 40 lines does,
     and srun's and mp.spawn's few. (horovodrun ends with a traceback of its own.)"""
     argv = ["--synthetic", "8", "--image-size", "8", "--batch-size", "8", "--output-dir", "out"]
     (tmp_path / "out").mkdir()
     (tmp_path / "out/metrics.jsonl").touch()
-    result = launch(chapter, argv, tmp_path, ranks, env=NO_GPU)
+    result = launch(chapter, argv, tmp_path, 2, env=NO_GPU)
     assert result.returncode not in (0, -9), result.output
     found = re.search(LAST[chapter], result.stderr)
     assert found, result.output

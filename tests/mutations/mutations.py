@@ -38,12 +38,12 @@ CARRY = "tests/tools/test_carry.py"
 # By the test that notices them: what is lost, in how many files at least, and the patch.
 # fmt: off
 PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
-    f"{EQUAL}::test_trains_as_one_process_would[02_distributed-2-float64]": [
+    f"{EQUAL}::test_trains_as_one_process_would[02_distributed-2]": [
         ("the gradient all-reduce of DDP", 4,
          "model = DistributedDataParallel(raw_model, gradient_as_bucket_view=True)",
          "model = raw_model"),
     ],
-    f"{EQUAL}::test_trains_as_one_process_would[04_apex-2-float64]": [
+    f"{EQUAL}::test_trains_as_one_process_would[04_apex-2]": [
         ("the gradient all-reduce of DDP in 04", 1,
          "model = DistributedDataParallel(model, gradient_as_bucket_view=True)", "pass"),
     ],
@@ -113,7 +113,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("batches that nobody waits for", 6, "sampler=[], **options",
          "sampler=list(range(rank, len(val_set), world_size)), **options"),
     ],
-    f"{EQUAL}::test_trains_as_one_process_would[02_distributed-1-float64]": [
+    f"{EQUAL}::test_trains_as_one_process_would[02_distributed-1]": [
         ("set_epoch", 6, "train_loader.sampler.set_epoch(epoch)", "pass"),
         ("the seed of the order", 6, "seed=seed, drop_last", "drop_last"),
         ("the linear scaling rule", 7, "args.lr * args.batch_size / 256", "args.lr"),
@@ -121,7 +121,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the epoch in the schedule", 7, "lr_factor(args, epoch + ", "lr_factor(args, "),
         ("zero_grad", 7, "        optimizer.zero_grad()\n", ""),
     ],
-    f"{EQUAL}::test_trains_as_one_process_would[01_dataparallel-1-float64]": [
+    f"{EQUAL}::test_trains_as_one_process_would[01_dataparallel-1]": [
         ("the seed of the order in 01", 1,
          "sampler.generator.manual_seed(args.seed * 1_000_003 + epoch)", "sampler.generator"),
     ],
@@ -254,7 +254,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{ERRORS}::test_refused[01_dataparallel-compiled_threads]": [
         ("torch.compile under DataParallel", 1, "if args.compile and len(gpus) > 1:", "if False:"),
     ],
-    f"{ERRORS}::test_real_refusal_is_the_last_word[02_distributed-2]": [
+    f"{ERRORS}::test_real_refusal_is_the_last_word[02_distributed]": [
         ("the line at the end of torchrun's report", 4,
          "errors.get_error_handler().record_exception(error)", "pass"),
     ],
@@ -307,7 +307,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{AMP}::test_types[fp16-1]": [
         ("the scaler in the checkpoint", 1, '"scaler": scaler.state_dict()', '"scaler": {}'),
     ],
-    f"{EQUAL}::test_trains_as_one_process_would[05_horovod-2-float64]": [
+    f"{EQUAL}::test_trains_as_one_process_would[05_horovod-2]": [
         ("Horovod's optimizer", 1,
          "return hvd.DistributedOptimizer(  # [dist]\n        optimizer,",
          "return (lambda bare, *_, **__: bare)(\n        optimizer,"),
