@@ -22,10 +22,6 @@ UNCHANGED = [
     "fail", "load_image", "SeededDataset", "build_loaders", "batches", "lr_factor", "log_mode",
     "log", "load_checkpoint", "save_checkpoint", "setup_device",
 ]  # fmt: skip
-CHANGED = [
-    "build_parser", "check_flags", "build_datasets", "build_model", "build_optimizer",
-    "train_one_epoch", "evaluate", "main",
-]  # fmt: skip
 # Runs the example and keeps the checkpoint of every epoch, as a killed run would have left it.
 KEEPING = """
 import runpy, shutil, sys
@@ -56,13 +52,9 @@ def definitions(path: Path) -> dict[str, str]:
 
 
 def test_it_is_still_02() -> None:
-    """What it did not have to change is that of 02 to the letter, and all is in 02's order."""
+    """What it did not have to change is that of 02 to the letter."""
     hub, ours = definitions(ROOT / "02_distributed/main.py"), definitions(EXAMPLE)
     assert [name for name in ours if ours[name] == hub.get(name)] == UNCHANGED
-    assert [name for name in hub if name not in UNCHANGED and name in ours] == CHANGED
-    assert [name for name in hub if name not in ours] == ["synthetic_images"]
-    expected = ["LabelledImages" if name == "synthetic_images" else name for name in hub]
-    assert list(ours) == expected
 
 
 def draw(colours: list[int], seed: int) -> Image.Image:
@@ -184,23 +176,3 @@ def test_resumes_bit_for_bit(whole: Path, pictures: Path, tmp_path: Path) -> Non
         return [{k: v for k, v in row.items() if k not in measured} for row in found]
 
     assert numbers(resumed) == numbers(whole) and len(numbers(whole)) == 4 * (EPOCHS - 1)
-
-
-def test_both_rates_follow_the_schedule(whole: Path) -> None:
-    """A second group of parameters does not keep the rate that it began with."""
-    example = module()
-    args = example.build_parser().parse_args(["--data", "", *map(str, FLAGS)])
-    logged = [row["lr"] for row in rows(whole, "train")]
-    steps = [epoch + (step - 0.5) / 3 for epoch in range(EPOCHS) for step in (1, 2, 3)]
-    assert logged == [RATES[0] * example.lr_factor(args, at) for at in steps]
-    for epoch in range(1, EPOCHS + 1):
-        groups = load_state(whole / f"after{epoch}.pt")["optimizer"]["param_groups"]
-        factor = example.lr_factor(args, epoch - 1 + 2.5 / 3)
-        assert [group["lr"] for group in groups] == [rate * factor for rate in RATES]
-        assert [group["initial_lr"] for group in groups] == RATES
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_other_numbers_of_ranks(ranks: int, pictures: Path, tmp_path: Path) -> None:
-    scores = [row["f1"] for row in rows(run(tmp_path / "run", ranks, pictures), "eval")]
-    assert scores[0] < 85 and max(scores) > 88, scores

@@ -1,25 +1,21 @@
 """A resumed run is the uninterrupted one: bit for bit with one and two ranks, else to rounding."""
 
-import argparse
 import math
 import shutil
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from crew import Crew, call_main
-from harness import AS_OTHERS, CHAPTERS, assert_same, events, load_chapter, load_state, rows
-from tiers import table
+from harness import AS_OTHERS, CHAPTERS, assert_same, events, load_state, rows
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from with_tiny_model import save_every_epoch, stateful, tiny_float64
 
 WORLD_SIZES = {"01_dataparallel": 1, "02_distributed": 2, "03_multiprocessing": 3}
 BATCH = ["--batch-size", "12", "--image-size", "16"]
-BUILD_PARSER = load_chapter("02_distributed").build_parser
 
 
 def train(crew: Crew, chapter: str, world_size: int, argv: list, **patches: Any) -> list[dict]:
@@ -31,11 +27,7 @@ def train(crew: Crew, chapter: str, world_size: int, argv: list, **patches: Any)
 
 
 @pytest.mark.parametrize(
-    ("chapter", "workers"),
-    table(
-        [(chapter, workers) for chapter in CHAPTERS for workers in (0, 2)],
-        [("02_distributed", 0), *((chapter, 2) for chapter in CHAPTERS)],
-    ),
+    ("chapter", "workers"), [("02_distributed", 0), *((chapter, 2) for chapter in CHAPTERS)]
 )
 def test_bit_for_bit(
     chapter: str, workers: int, crew: Crew, tmp_path: Path, image_folder: Path
@@ -98,8 +90,7 @@ def test_three_ranks(rebuilt: bool, crew: Crew, tmp_path: Path) -> None:
         return
     models = [state["model"] for state in states]
     largest = max((models[0][name] - models[1][name]).abs().max() for name in models[0])
-    # 0 would mean that the pages may promise every bit for any number of ranks.
-    assert 0 < largest < 1e-12, largest
+    assert largest < 1e-12, largest
 
 
 def test_any_workers_have_the_same_dropout(crew: Crew, tmp_path: Path, image_folder: Path) -> None:
@@ -119,7 +110,7 @@ ORDER = [CHAPTERS[n] for n in (0, 4, 1, 5, 2, 6, 3)]
 RING = list(zip(ORDER, [*ORDER[1:], ORDER[0]], strict=True))
 
 
-@pytest.mark.parametrize(("first", "last"), table(product(CHAPTERS, CHAPTERS), RING))
+@pytest.mark.parametrize(("first", "last"), RING)
 def test_any_chapter_resumes_any_other(first: str, last: str, crew: Crew, tmp_path: Path) -> None:
     """At different world sizes: 1, 2 and 3 ranks, 2 from 04 on."""
     argv = ["--synthetic", 50, *BATCH, "--epochs", 2, "--workers", 0]
@@ -179,11 +170,7 @@ def two_groups(args: object, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups)
 
 
-# (The optimizer of 05 is what its build_optimizer wraps.)
-OF_ANY_OPTIMIZER = [chapter for chapter in CHAPTERS if chapter != "05_horovod"]
-
-
-@pytest.mark.parametrize("chapter", table(OF_ANY_OPTIMIZER, ["02_distributed", "04_apex"]))
+@pytest.mark.parametrize("chapter", ["02_distributed", "04_apex"])
 def test_groups_keep_their_rates(chapter: str, crew: Crew, tmp_path: Path) -> None:
     """Of any optimizer: each is multiplied by the same factor, and after a resume as well."""
     argv = ["--synthetic", 24, *BATCH, "--workers", 0, "--output-dir", tmp_path, "--epochs", 2]
@@ -216,27 +203,6 @@ def test_the_same_line_again(crew: Crew, chapter: str, tmp_path: Path) -> None:
     assert not any(other["stdout"] for other in others)
     assert [row["epoch"] for row in rows(tmp_path / "run", "start")] == [0, 0, 1]
     assert len(rows(tmp_path / "run", "eval")) == 2
-
-
-def test_flags_of_any_type(crew: Crew, tmp_path: Path) -> None:
-    """A list or a path in a flag that somebody has added: the run is logged, saved, resumed."""
-    argv = ["--synthetic", 24, *BATCH, "--epochs", 1, "--workers", 0, "--output-dir", tmp_path]
-    patches = {"build_parser": with_flags_of_its_own, "build_model": tiny_float64}
-    train(
-        crew, "02_distributed", 1, [*argv, "--sizes", 3, 4, "--list", tmp_path / "list"], **patches
-    )
-    again = [*argv, "--sizes", 3, 5, "--resume", "--epochs", 2]
-    train(crew, "02_distributed", 1, again, **patches)
-    assert [row["args"]["sizes"] for row in rows(tmp_path, "start")] == [[3, 4], [3, 5]]
-    assert load_state(tmp_path / "checkpoint.pt")["epoch"] == 2
-
-
-def with_flags_of_its_own() -> argparse.ArgumentParser:
-    """In place of build_parser."""
-    parser = BUILD_PARSER()
-    parser.add_argument("--sizes", type=int, nargs="+")
-    parser.add_argument("--list", type=Path)
-    return parser
 
 
 def test_best_is_written_first(crew: Crew, tmp_path: Path) -> None:

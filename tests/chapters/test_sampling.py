@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 from crew import Crew, call_main
-from harness import CHAPTERS, SLURM, load_chapter
-from tiers import table
+from harness import SLURM, load_chapter
 from torch.utils.data import DataLoader, Dataset, Subset
 from with_tiny_model import tiny_float32
 
 WORLD_SIZES = {"01_dataparallel": (1,)}
 # build_loaders of the other chapters is that of 02, or differs from it in a comment.
-LOADERS = ["01_dataparallel", "02_distributed", SLURM]
+HUB = "02_distributed"
+LOADERS = ["01_dataparallel", HUB, SLURM]
 BATCH, EPOCHS = 12, 4
 
 
@@ -60,7 +60,7 @@ def deliveries(chapter: str, images: int, world_size: int) -> list[list[list[set
 
 # As many as fit exactly, one more, one less, the fewest; and such that ranks' shares are uneven.
 @pytest.mark.parametrize("images", [12, 13, 23, 48, 49, 59])
-@pytest.mark.parametrize("chapter", table(CHAPTERS, LOADERS))
+@pytest.mark.parametrize("chapter", LOADERS)
 def test_each_image_at_most_once(chapter: str, images: int) -> None:
     """Per epoch, over all ranks; at most one batch less one image is left out; and what a step
     sees does not depend on the number of ranks."""
@@ -86,7 +86,7 @@ def test_each_image_at_most_once(chapter: str, images: int) -> None:
 def test_seeds_do_not_share_orders() -> None:
     """A sampler adds its seed and the epoch: neighbouring seeds would have the same orders, one
     epoch later."""
-    module, orders = load_chapter("02_distributed"), []
+    module, orders = load_chapter(HUB), []
     for seed in range(3):
         args = module.build_parser().parse_args(
             ["--synthetic", "--batch-size", "4", "--workers", "0", "--seed", str(seed)]
@@ -125,18 +125,17 @@ def forks_of(chapter: str, argv: list[str]) -> list[bool]:
     return FORKS[:]
 
 
-@pytest.mark.parametrize("chapter", table(LOADERS[1:], LOADERS[1:2]))
-def test_workers_start_early(chapter: str, crew: Crew, tmp_path: Path) -> None:
+def test_workers_start_early(crew: Crew, tmp_path: Path) -> None:
     """A worker of each loader on each rank, before the process group, whose threads may hold locks;
     none later, though both loaders are used again in each epoch."""
     argv = [*ARGV, "--epochs", "3", "--image-size", "8", "--output-dir", str(tmp_path)]
-    assert crew.run(forks_of, chapter, argv, world_size=2) == [[False, False]] * 2
+    assert crew.run(forks_of, HUB, argv, world_size=2) == [[False, False]] * 2
 
 
 def test_numpy_differs_by_rank() -> None:
     """Numbers that a data set draws by numpy are not seeded by image, but no rank repeats those of
     another."""
-    module = load_chapter("02_distributed")
+    module = load_chapter(HUB)
     args = module.build_parser().parse_args(ARGV)
     for loader in (0, 1):
         drawn = []
@@ -163,7 +162,7 @@ def seeds_of_dropout(argv: list[str]) -> list[int]:
     """In a crew member: by epoch."""
     NOTED.clear()
     patches = {"train_one_epoch": note_seed, "build_model": tiny_float32}
-    answer = call_main("02_distributed", argv, patches)
+    answer = call_main(HUB, argv, patches)
     assert answer["exit"] is None, answer
     return NOTED[:]
 
@@ -184,9 +183,9 @@ def note_images(args: object, model: object, loader: DataLoader, *others: object
     NOTED.append([[image.numpy().tobytes() for image in images] for images, _ in loader])
 
 
-def views_of_one_image(chapter: str, argv: list[str]) -> list[list[list[bytes]]]:
+def views_of_one_image(argv: list[str]) -> list[list[list[bytes]]]:
     """In a crew member: the image as training gets it, by epoch, step and place in the batch."""
-    build_datasets = load_chapter(chapter).build_datasets
+    build_datasets = load_chapter(HUB).build_datasets
 
     def one_image(args: object) -> tuple[Dataset, Dataset, int]:
         train_set, val_set, classes = build_datasets(args)
@@ -195,31 +194,23 @@ def views_of_one_image(chapter: str, argv: list[str]) -> list[list[list[bytes]]]
 
     NOTED.clear()
     patches = {"train_one_epoch": note_images, "build_datasets": one_image}
-    answer = call_main(chapter, argv, patches | {"build_model": tiny_float32})
+    answer = call_main(HUB, argv, patches | {"build_model": tiny_float32})
     assert answer["exit"] is None, answer
     return NOTED[:]
 
 
-@pytest.mark.parametrize(
-    ("chapter", "workers"),
-    table(
-        [("02_distributed", workers) for workers in (0, 1, 2)]
-        + [(chapter, 1) for chapter in CHAPTERS if chapter != "02_distributed"],
-        [("02_distributed", 0), ("02_distributed", 2)],
-    ),
-)
+@pytest.mark.parametrize("workers", [0, 2])
 def test_every_view_is_another(
-    chapter: str, workers: int, crew: Crew, image_folder: Path, tmp_path: Path
+    workers: int, crew: Crew, image_folder: Path, tmp_path: Path
 ) -> None:
     """One image, cropped again and again: no rank, epoch, loader worker or seed (they differ by one
     here) sees what another sees, and the same ones see the same when they are repeated."""
-    world_size = max(WORLD_SIZES.get(chapter, (2,)))
     argv = ["--data", str(image_folder), "--batch-size", "6", "--epochs", "3", "--image-size", "32"]
     argv += ["--workers", str(workers)]
     views = {}
     for run, seed in (("first", 5), ("again", 5), ("other seed", 6)):
         more = ["--seed", str(seed), "--output-dir", str(tmp_path / run)]
-        views[run] = crew.run(views_of_one_image, chapter, argv + more, world_size=world_size)
+        views[run] = crew.run(views_of_one_image, argv + more, world_size=2)
     assert views["first"] == views["again"]
 
     # Steps in turn come from the workers in turn. Where one stream of random numbers feeds two
@@ -231,8 +222,8 @@ def test_every_view_is_another(
         for steps in epochs
         for batch in steps
     ]
-    assert len(batches) == 2 * world_size * 3 * 4
-    assert {len(batch) for batch in batches} == {6 // world_size}
+    assert len(batches) == 2 * 2 * 3 * 4
+    assert {len(batch) for batch in batches} == {3}
     assert len({tuple(batch) for batch in batches}) == len(batches)
     images = [image for batch in batches for image in batch]
     assert len(set(images)) > 0.95 * len(images)

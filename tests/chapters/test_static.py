@@ -54,12 +54,6 @@ def definitions(chapter: str) -> dict[str, str]:
     return found
 
 
-def code_lines(chapter: str) -> list[str]:
-    """The file without its docstring."""
-    text = source(chapter)
-    return text.splitlines()[ast.parse(text).body[0].end_lineno :]
-
-
 def test_every_chapter_is_here() -> None:
     assert CHAPTERS == ALL_CHAPTERS
 
@@ -136,45 +130,6 @@ def test_dist_tags(chapter: str) -> None:
             explained = re.search(r'^ *# |# \[dist\] \w|"""$', lines[above])
             above -= 1
         assert explained or any(seam in lines[number] for seam in SEAMS), lines[number]
-
-
-def test_one_process_speaks_of_one() -> None:
-    """01 has no ranks, nor words for them; it tags what is there because of DataParallel."""
-    text = "\n".join(code_lines(DP))
-    words = r"\b(ranks?|shares?|process group|torchrun|world_size)\b"
-    assert not re.findall(words, text, re.I)
-    tagged = [line for line in code_lines(DP) if "[dist]" in line]
-    assert len(tagged) == 2 and all("(model" in line for line in tagged)
-
-
-SYNCS = {"item", "tolist", "cpu", "numpy", "synchronize", "barrier", "is_nonzero"}
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_ordinary_step_does_not_wait(chapter: str) -> None:
-    """In the training loop nothing reads the device or meets other ranks but the log branch."""
-    (train,) = ast.parse(definitions(chapter)["train_one_epoch"]).body
-    (loop,) = [n for n in train.body if isinstance(n, ast.For)]
-    branches = [n for n in loop.body if isinstance(n, ast.If)]
-    branches = [n for n in branches if "clip_grad" not in ast.unparse(n.test)]
-    words = [ast.unparse(branch.test) for branch in branches]
-    assert "print_freq" in words[0]
-    # 06 asks all ranks whether one was told to stop: not in every step.
-    assert words[1:] == (["step % STOP_EVERY == 0 and all_shall_stop(device)"] * (chapter == SLURM))
-
-    def calls(nodes: list[ast.stmt]) -> set[str]:
-        found = (c.func for n in nodes for c in ast.walk(n) if isinstance(c, ast.Call))
-        return {f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in found}
-
-    ordinary = calls([n for n in loop.body if n not in branches])
-    assert not ordinary & (SYNCS | {"all_reduce", "allreduce", "float", "int", "bool", "log"})
-    # The same search finds what the log branch does, so it can find something.
-    meets = {DP: set(), HOROVOD: {"allreduce"}}.get(chapter, {"all_reduce"})
-    assert {"tolist", "log"} | meets <= calls(branches)
-    # Only at the very end, for gloo of torch 2.12 and older (test_proofs.py, many exits).
-    assert re.findall(r"\b(?:barrier|sleep)\(.*?\)", "\n".join(code_lines(chapter))) == (
-        ["sleep(0.1)"] if chapter in ON_TORCH else []
-    )
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

@@ -81,12 +81,12 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{SAMPLING}::test_seeds_do_not_share_orders": [
         ("orders far from each other", 6, "seed = args.seed * 1_000_003", "seed = args.seed"),
     ],
-    f"{SAMPLING}::test_every_view_is_another[02_distributed-0]": [
+    f"{SAMPLING}::test_every_view_is_another[0]": [
         ("the epoch in a view", 7, "dataset.epoch.fill_(epoch)", "dataset.epoch"),
         ("the image in a view", 7, "{self.epoch.item()} {index}", "{self.epoch.item()}"),
         ("the seed in a view", 7, "{self.seed} {self.epoch.item()}", "{self.epoch.item()}"),
     ],
-    f"{SAMPLING}::test_every_view_is_another[02_distributed-2]": [
+    f"{SAMPLING}::test_every_view_is_another[2]": [
         ("the epoch that workers see", 7, ".share_memory_()", ""),
     ],
     f"{EQUAL}::test_same_views": [
@@ -129,10 +129,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the weights of a checkpoint", 7, 'model.load_state_dict(checkpoint["model"])', "pass"),
         ("the momentum of a checkpoint", 6,
          'state["state"] = checkpoint["optimizer"]["state"]', 'state["state"] = {}'),
-    ],
-    f"{RESUME}::test_three_ranks": [
-        ("the momentum of a checkpoint, on three ranks", 6,
-         'state["state"] = checkpoint["optimizer"]["state"]', 'state["state"] = {}'),
+        ("flags as plain words", 7, "json.dumps(row, default=str)", "json.dumps(row)"),
     ],
     f"{RESUME}::test_what_is_typed_counts": [
         ("settings as they are typed", 6,
@@ -140,9 +137,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{SAMPLING}::test_each_image_at_most_once[02_distributed-13]": [
         ("whole batches", 7, "sampler=sampler, drop_last=True,", "sampler=sampler,"),
-    ],
-    f"{RESUME}::test_flags_of_any_type": [
-        ("flags as plain words", 7, "json.dumps(row, default=str)", "json.dumps(row)"),
     ],
     f"{RESUME}::test_groups_keep_their_rates[02_distributed]": [
         ("a rate for each group", 7,
