@@ -13,12 +13,10 @@ from plain_training import (
     HIGH_RATE,
     arguments,
     assert_is_plain_training,
-    difference,
     train,
-    train_plainly,
 )
 from torch import Tensor, nn
-from with_tiny_model import tiny_batchnorm, tiny_other_on_each_rank
+from with_tiny_model import tiny_other_on_each_rank
 
 WORLD_SIZES = {"01_dataparallel": (1,)}
 CASES = [(chapter, size) for chapter in CHAPTERS for size in WORLD_SIZES.get(chapter, (1, 2, 3))]
@@ -72,17 +70,3 @@ def test_same_views(crew: Crew, image_folder: Path, tmp_path: Path) -> None:
     for case, weights in found.items():
         for name, tensor in first.items():
             assert torch.allclose(tensor, weights[name], rtol=0, atol=1e-10), (case, name)
-
-
-def test_batchnorm_sees_the_batch_of_its_rank(crew: Crew, tmp_path: Path) -> None:
-    """Without --sync-bn two ranks are not one: each normalises by the statistics of its own half
-    of the batch."""
-    differences = []
-    for world_size in (1, 2):
-        folder = tmp_path / str(world_size)
-        argv = arguments(folder, HIGH_RATE)
-        crew.run(train, "02_distributed", argv, tiny_batchnorm, world_size=world_size)
-        state = load_state(folder / "checkpoint.pt")
-        plain, _ = train_plainly(tiny_batchnorm, HIGH_RATE)
-        differences.append(difference(plain, state))
-    assert differences[0] < 1e-10 and differences[1] > 1e-3

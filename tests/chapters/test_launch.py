@@ -29,11 +29,11 @@ on_cpu = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.proof
-def test_two_jobs_at_once(tmp_path: Path) -> None:
-    """Of 03 on one machine, started together: no port and no file in common. (That torchrun
-    --standalone takes a free port is torch's promise.)"""
+@pytest.mark.parametrize("chapter", [HUB, SPAWNS])
+def test_two_jobs_at_once(chapter: str, tmp_path: Path) -> None:
+    """On one machine, started together: no port and no file in common."""
     jobs = [
-        start(command_for(SPAWNS, [*ARGV, "--output-dir", f"run{job}"], 2), tmp_path, on_cpu)
+        start(command_for(chapter, [*ARGV, "--output-dir", f"run{job}"], 2), tmp_path, on_cpu)
         for job in range(2)
     ]
     results = [finish(job) for job in jobs]

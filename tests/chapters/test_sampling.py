@@ -83,21 +83,6 @@ def test_each_image_at_most_once(chapter: str, images: int) -> None:
             assert images == BATCH or one[0][0] != other[0][0]
 
 
-def test_seeds_do_not_share_orders() -> None:
-    """A sampler adds its seed and the epoch: neighbouring seeds would have the same orders, one
-    epoch later."""
-    module, orders = load_chapter(HUB), []
-    for seed in range(3):
-        args = module.build_parser().parse_args(
-            ["--synthetic", "--batch-size", "4", "--workers", "0", "--seed", str(seed)]
-        )
-        loader, _ = module.build_loaders(args, range(40), range(40), 0, 1)
-        for epoch in range(3):
-            loader.sampler.set_epoch(epoch)
-            orders.append(tuple(loader.sampler))
-    assert len(set(orders)) == len(orders) == 9
-
-
 # ------------------------------------------------------------------------------------ the workers
 
 

@@ -12,9 +12,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from harness import (
@@ -24,7 +23,6 @@ from harness import (
     Result,
     events,
     finish,
-    load_chapter,
     load_state,
     run,
     start,
@@ -43,10 +41,10 @@ TRAINING = [str(word) for word in [*ARGV, "--lr", HIGH_RATE, "--print-freq", 1]]
 # A user's shell: the environment's python and torchrun.
 PATH = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
 
-# Stands for a chapter's main.py, with the tiny model. WAITS: in a start of the job all ranks wait
-# after so many steps until they are told to stop; those named, until they are killed.
+# Stands for a chapter's main.py, with the tiny model. With WAITS in its environment the first start
+# of a job waits after 5 steps, on all ranks, until it is told to stop.
 STAND_IN = """
-import json, os, sys, time
+import os, sys, time
 from pathlib import Path
 
 sys.path.insert(0, SUPPORT)
@@ -56,8 +54,8 @@ from with_tiny_model import tiny_float64
 
 chapter, steps = load_chapter(CHAPTER), 0
 chapter.build_model, batches = tiny_float64, chapter.batches
-here, began = Path(__file__).absolute().parents[1], os.environ.get("SLURM_RESTART_COUNT", "0")
-wait_after, deaf = json.loads(os.environ.get("WAITS", "{}")).get(began, (None, []))
+here = Path(__file__).absolute().parents[1]
+waits = "WAITS" in os.environ and "SLURM_RESTART_COUNT" not in os.environ
 
 
 def counting(*given):
@@ -66,10 +64,10 @@ def counting(*given):
         if not torch.is_inference_mode_enabled():
             rank = int(os.environ["RANK"])
             (here / f"host.{rank}").write_text(os.uname().nodename)
-            if steps == wait_after:
-                (here / f"waits.{began}.{rank}").touch()
+            if waits and steps == 5:
+                (here / f"waits.{rank}").touch()
                 deadline = time.monotonic() + 500
-                while not chapter.ASKED_TO_STOP or rank in deaf:
+                while not chapter.ASKED_TO_STOP:
                     assert time.monotonic() < deadline, "nobody has asked this rank to stop"
                     time.sleep(0.02)
             steps += 1
@@ -114,20 +112,14 @@ def until(
         time.sleep(0.1)
 
 
-def assert_whole(run_dir: Path, done: Sequence[int] = (0,), last: int = 0) -> None:
-    assert_one_run(run_dir, [2] * len(done), done, last)
-
-
 class Job:
     """A submitted sbatch file, and the folder in which it runs."""
 
-    def __init__(
-        self, slurm: MiniSlurm, here: Path, script: Path, ask: str, *argv: str, waits: dict
-    ) -> None:
+    def __init__(self, slurm: MiniSlurm, here: Path, script: Path, ask: str) -> None:
         self.slurm, self.here = slurm, here
         # Without the mark of the test: the job lives longer than the sbatch that started it.
-        user = ["env", "-u", "LAUNCHED_BY_TEST", PATH, f"WAITS={json.dumps(waits)}"]
-        sbatch = ["sbatch", "--parsable", *ask.split(), script, *TRAINING, *argv]
+        user = ["env", "-u", "LAUNCHED_BY_TEST", PATH, "WAITS=1"]
+        sbatch = ["sbatch", "--parsable", *ask.split(), script, *TRAINING]
         self.id = slurm.checked(*user, *sbatch, cwd=here).strip()
         self.run_dir = here / f"runs/imagenet-{self.id}"
 
@@ -141,17 +133,14 @@ class Job:
         text = self.slurm.checked("scontrol", "show", "job", "--oneliner", self.id)
         return dict(re.findall(r"(\S+?)=(\S*)", text))
 
-    def until_waiting(self, began: int, *ranks: int) -> None:
-        """Until these ranks of a start have come to where they wait."""
+    def until_waiting(self) -> None:
+        """Until both ranks have come to where they wait."""
 
         def there() -> bool:
             assert self.now()["JobState"] not in ("FAILED", "COMPLETED"), str(self)
-            return all((self.here / f"waits.{began}.{rank}").exists() for rank in ranks)
+            return all((self.here / f"waits.{rank}").exists() for rank in (0, 1))
 
-        until(there, lambda: f"start {began} of a job did not come so far\n{self}")
-
-    def tell_to_stop(self) -> None:
-        self.slurm.checked("scancel", "--signal=USR1", self.id)
+        until(there, lambda: f"a job did not come so far\n{self}")
 
     def assert_ended(self, state: str, restarts: int) -> None:
         """In this state, after so many restarts; and its log is that of all of its starts."""
@@ -166,50 +155,15 @@ class Job:
 
 # ------------------------------------------------------------------------------------------- srun
 
-# For each task of a request: its node, the GPUs that it sees, the rank, of how many, and the local
-# rank, which counts those GPUs. test_slurm_ranks.py has more, of variables made up.
-REQUESTS = {
-    "--nodes 2 --ntasks-per-node 2 --gres gpu:2 --distribution cyclic": [
-        "n1 0,1: 0/4 0", "n2 0,1: 1/4 0", "n1 0,1: 2/4 1", "n2 0,1: 3/4 1",
-    ],
-    "--nodes 1 --ntasks 2 --gpus-per-task 1": ["n1 0: 0/2 0", "n1 1: 1/2 0"],
-    "--nodes 2 --ntasks 3": ["n1 -: 0/3 0", "n1 -: 1/3 1", "n2 -: 2/3 0"],
-}  # fmt: skip
-TELL = "import json, os; open(os.environ['SLURM_PROCID'], 'w').write(json.dumps(dict(os.environ)))"
-
-
-@pytest.mark.parametrize("ask", REQUESTS)
-def test_places_of_real_tasks(ask: str, slurm: MiniSlurm, tmp_path: Path) -> None:
-    """What this Slurm sets for its tasks is what the chapter reads."""
-    slurm.checked("srun", *ask.split(), sys.executable, "-c", TELL, cwd=tmp_path)
-    seen, chapter = [], load_chapter(SLURM)
-    args = chapter.build_parser().parse_args(["--synthetic"])
-    for number in range(len(REQUESTS[ask])):
-        env = json.loads((tmp_path / str(number)).read_text())
-        gpus = env.get("CUDA_VISIBLE_DEVICES") or "-"
-        visible = len(re.findall(r"\d+", gpus))
-        with (
-            mock.patch.dict(os.environ, env, clear=True),
-            mock.patch("torch.cuda.device_count", return_value=visible),
-            mock.patch("subprocess.check_output", lambda words, text: slurm.checked(*words)),
-        ):
-            assert chapter.procs_of_task(args) == 1
-            chapter.join_slurm(0, 1)
-            place = dict(os.environ)
-        rank = "{RANK}/{WORLD_SIZE} {LOCAL_RANK}".format(**place)
-        seen.append(f"{env['SLURMD_NODENAME']} {gpus}: {rank}")
-        assert place["MASTER_ADDR"] == ("n1" if "nodes 2" in ask else "127.0.0.1")
-    assert seen == REQUESTS[ask]
-
 
 def test_a_task_that_starts_its_processes(slurm: MiniSlurm, folder: Callable[[str], Path]) -> None:
     """srun hands a signal on to its task and to the two processes that it has started."""
     here = folder("spawn")
     command = ["srun", "--ntasks", 1, "python", "06_slurm/main.py", *TRAINING, "--output-dir", here]
-    user = ["env", PATH, f"WAITS={json.dumps({'0': [5, []]})}"]
+    user = ["env", PATH, "WAITS=1"]
     process = start(slurm.user(*user, *command, "--procs-per-task", 2), here)
     until(
-        lambda: all((here / f"waits.0.{rank}").exists() for rank in (0, 1)) or process.poll(),
+        lambda: all((here / f"waits.{rank}").exists() for rank in (0, 1)) or process.poll(),
         lambda: "the ranks did not come so far",
     )
     process.send_signal(signal.SIGUSR1)
@@ -230,7 +184,7 @@ def test_torchrun_on_two_machines(slurm: MiniSlurm, folder: Callable[[str], Path
     for process in [start(slurm.on(node, *argv), here) for node in ("n1", "n2")]:
         result = finish(process)
         assert result.returncode == 0, result.output
-    assert_whole(here / "run")
+    assert_one_run(here / "run", [2], [0])
     hosts = [(here / f"host.{rank}").read_text() for rank in (0, 1)]
     assert sorted(hosts) == ["n1", "n2"]  # torchrun numbers the nodes as they come
 
@@ -238,58 +192,31 @@ def test_torchrun_on_two_machines(slurm: MiniSlurm, folder: Callable[[str], Path
 # ------------------------------------------------------------------------------------------ jobs
 
 
-def test_a_job_that_is_interrupted(slurm: MiniSlurm, folder: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(PER_GPU, id="srun"),
+        pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.proof),
+    ],
+)
+def test_a_job_that_is_interrupted(
+    script: Path, slurm: MiniSlurm, folder: Callable[[str], Path]
+) -> None:
     """A rank on each of two machines, told to stop inside the second epoch: requeued, it goes on
-    there and ends as if nothing had been. A log of its own for each rank."""
-    job = Job(slurm, folder("job"), PER_GPU, A_RANK_ON_EACH_NODE, waits={"0": [5, []]})
-    job.until_waiting(0, 0, 1)
-    job.tell_to_stop()
+    there and ends as if nothing had been. With srun each rank has a log of its own."""
+    job = Job(slurm, folder("job"), script, A_RANK_ON_EACH_NODE)
+    job.until_waiting()
+    slurm.checked("scancel", "--signal=USR1", job.id)
     job.assert_ended("COMPLETED", restarts=1)
     said = [(row["event"], row.get("epoch"), row.get("step")) for row in events(job.run_dir)]
     assert said[7:10] == [("train", 1, 2), ("stopped", None, None), ("start", 1, 2)]
-    assert_whole(job.run_dir, done=[0, 6])
-    assert [(job.here / f"host.{rank}").read_text() for rank in (0, 1)] == ["n1", "n2"]
-    logs = [(job.run_dir / f"rank{rank}.log").read_text() for rank in (0, 1)]
-    assert [log.count("start  epoch ") for log in logs] == [2, 0]
-
-
-@pytest.mark.proof
-def test_jobs_that_are_interrupted_otherwise(
-    slurm: MiniSlurm, folder: Callable[[str], Path]
-) -> None:
-    """By what Slurm does when it takes the nodes, and then hit by a node that dies; with a torchrun
-    on each node, by SIGUSR1; and cancelled, which the ranks cannot tell from a stop."""
-    here = folder("srun")
-    (here / "meet").mkdir()
-    ask, waits = A_RANK_ON_EACH_NODE, {"0": [5, []], "1": [3, [1]]}
-    srun_job = Job(slurm, here, PER_GPU, ask, "--dist-file", "meet", waits=waits)
-    torchrun_job = Job(slurm, folder("torchrun"), TORCHRUN, ask, waits={"0": [5, []]})
-
-    torchrun_job.until_waiting(0, 0, 1)
-    torchrun_job.tell_to_stop()
-    torchrun_job.assert_ended("COMPLETED", restarts=1)
-    assert_whole(torchrun_job.run_dir, done=[0, 6])
-
-    srun_job.until_waiting(0, 0, 1)
-    slurm.checked("scontrol", "requeue", srun_job.id)  # SIGTERM, and soon SIGKILL
-    srun_job.until_waiting(1, 0, 1)
-    # From a dead node's rank nothing is heard: that hangs the other, which Slurm has to kill.
-    slurm.checked("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
-    until(lambda: srun_job.now()["Restarts"] == "2", lambda: f"not requeued\n{srun_job}")
-    slurm.checked("scontrol", "update", "NodeName=n2", "State=RESUME")
-    srun_job.assert_ended("COMPLETED", restarts=2)
-    # Killed after step 9; the last checkpoint was that of the epoch, after step 8.
-    assert_whole(srun_job.run_dir, done=[0, 6, 8], last=9)
-    # The killed start has left its file. Had the next one met there, it would have hung.
-    assert f"rendezvous-{srun_job.id}-0-1" in [path.name for path in (here / "meet").iterdir()]
-
-    cancelled = Job(slurm, folder("cancelled"), PER_GPU, ask, waits={"0": [5, []]})
-    cancelled.until_waiting(0, 0, 1)
-    slurm.checked("scancel", cancelled.id)
-    log = cancelled.run_dir / "metrics.jsonl"
-    until(lambda: '"stopped"' in log.read_text(), lambda: str(cancelled))
-    time.sleep(1)
-    cancelled.assert_ended("CANCELLED", restarts=0)
+    assert_one_run(job.run_dir, [2, 2], [0, 6])
+    hosts = [(job.here / f"host.{rank}").read_text() for rank in (0, 1)]
+    assert sorted(hosts) == ["n1", "n2"]
+    if script == PER_GPU:
+        assert hosts == ["n1", "n2"]
+        logs = [(job.run_dir / f"rank{rank}.log").read_text() for rank in (0, 1)]
+        assert [log.count("start  epoch ") for log in logs] == [2, 0]
 
 
 # -------------------------------------------------------------------------------------- the files

@@ -60,7 +60,7 @@ def task(number: int, local: int, tasks: int, nodes: int, gpus: int, **more: str
 
 
 # A task, --procs-per-task (0: left out), how many GPUs it sees; and of each of its processes the
-# rank, of how many, and the local rank. (All ranks of a step together: test_slurm.py.)
+# rank, of how many, and the local rank. (With a real Slurm: tests/pretended/test_launches.py.)
 REQUESTS = {
     "one task": (task(0, 0, 1, 1, 0), 0, 0, ["0/1 0"]),
     "a task per GPU": (task(5, 1, 8, 2, 4), 0, 4, ["5/8 1"]),
@@ -267,7 +267,7 @@ def assert_whole(answers: list[list[dict]], folder: Path) -> None:
     assert answers[-1][0]["exit"] is None, answers[-1]
     steps = [answer[0]["step"] for answer in answers]
     done = [sum(steps[:number]) for number in range(len(steps))]
-    assert_one_run(folder, [len(answer) for answer in answers], done, 0)
+    assert_one_run(folder, [len(answer) for answer in answers], done)
 
 
 def assert_plain(folder: Path) -> None:

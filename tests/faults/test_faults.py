@@ -85,9 +85,12 @@ NAMES = {
     SLURM: r"task {rank}: Killed|tasks 0-1: Killed",
 }
 DEATHS = [
-    *((chapter, phase, rank) for chapter in NAMES for phase in PHASES for rank in (0, 1)),
+    (ALONE, "saving", 0),
+    *((chapter, "start-up", 0) for chapter in NAMES),
+    *((chapter, "mid-epoch", 1) for chapter in NAMES),
+    *((chapter, "evaluation", 1) for chapter in NAMES if chapter != SLURM),
+    (SLURM, "evaluation", 0),  # the rank through which the others meet
     *((chapter, "saving", 0) for chapter in NAMES),
-    *((ALONE, phase, 0) for phase in (*PHASES, "saving")),
 ]
 CORE_DEATHS = [
     (ALONE, "saving", 0), (HUB, "mid-epoch", 1), (SPAWNS, "evaluation", 1),
