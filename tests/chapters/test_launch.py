@@ -44,10 +44,12 @@ def test_two_jobs_at_once(chapter: str, tmp_path: Path) -> None:
     assert_same(a["model"], b["model"])
 
 
+@pytest.mark.proof
 def test_two_nodes(crew: Crew, tmp_path: Path) -> None:
     """Two parents of 03 that meet on loopback stand for two machines: one job, and of its two
     local ranks 0 only the global rank 0 writes. Its result is that of two local processes. (For
-    torchrun, test_slurm.py has machines with networks of their own.)"""
+    torchrun, test_slurm.py has machines with networks of their own; ranks and address of 03:
+    test_flags.py.)"""
     port = free_port()
     argv = [*ARGV, "--output-dir", "run", "--nnodes", "2", "--master-port", port]
     started = [
