@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -152,20 +151,3 @@ def test_without_a_launcher(tmp_path: Path) -> None:
     lines = without(lines, ("29500", str(free_port())))
     script.write_text(without(MULTI, ("def main() -> None:\n", f"{lines}\ndef main() -> None:\n")))
     assert run_short([sys.executable, script, "--epochs", "1"], tmp_path).returncode == 0
-
-
-def test_steps_are_numbered() -> None:
-    """Each line of multi.py that single.py lacks stands in a group with the number of its step;
-    and the pages have a paragraph for each."""
-    old, new = (text.splitlines() for text in (SINGLE, MULTI))
-    matcher = SequenceMatcher(lambda line: not line.strip(), old, new, autojunk=False)
-    for tag, _, _, first, last in matcher.get_opcodes():
-        added = "\n".join(new[first:last])
-        if tag != "equal" and first > 3:
-            assert "# step " in added or not added.strip(), added
-    numbers = sorted(set(re.findall(r"# step (\d)", MULTI)))
-    assert numbers == list("12345678")
-    assert {step[0] for step in FORGOTTEN} == set(numbers)
-    for language in ("en", "zh"):
-        page = (ROOT / f"docs/{language}/convert.md").read_text()
-        assert re.findall(r'<a id="step-(\d)">', page) == numbers
