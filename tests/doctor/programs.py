@@ -3,8 +3,6 @@
 Each is a list of texts: what stands there, what stands there instead, and so on.
 """
 
-from faults import COSINE, STREAM
-
 IMPORTS = "from torch import nn\n"
 SAMPLER = "DistributedSampler(train_set)"
 EPOCH = "    sampler.set_epoch(epoch)\n"
@@ -126,14 +124,6 @@ RIGHT = {
         "train_set = TensorDataset(images[rank:70:2], targets[rank:70:2])",
         SAMPLER, "torch.utils.data.SequentialSampler(train_set)", EPOCH, "",
     ),
-    "a Subset for each rank": (
-        f"sampler = {SAMPLER}\n",
-        "train_set = Subset(train_set, range(rank, len(train_set), world_size))\n"
-        "sampler = DistributedSampler(train_set, 1, 0, seed=rank)\n",
-    ),
-    "evaluated on rank 0 alone": (
-        "in val_loader:", "in DataLoader(val_set, batch_size=8) if rank == 0 else []:",
-    ),
     "rank 0 decides to stop": (
         "in val_loader:", "in DataLoader(val_set, batch_size=8) if rank == 0 else []:",
         "    scheduler.step(totals[0] / totals[1])\n",
@@ -208,23 +198,10 @@ RIGHT = {
         "for epoch in range(3):\n", "batches = list(loader)\nfor epoch in range(3):\n",
         LOOP, "    for images, targets in batches:\n", EPOCH, "",
     ),
-    "all batches in a list": (
-        LOOP, "    batches = list(loader)\n    for images, targets in batches:\n",
-    ),
-    "a stream divided by rank and worker": STREAM,
     "a sweep": ("ddp = DDP(model)\n", "ddp = model\n", *SWEEP),
     "a sweep under DDP": ("ddp = DDP(model)\n", GROUP_OF_ONE, *SWEEP),
-    "batch divided": (
-        f"sampler = {SAMPLER}\n", f"batch_size = 16\nsampler = {SAMPLER}\n",
-        "batch_size=8, sampler", "batch_size=batch_size // world_size, sampler",
-        "0.1 * world_size", "0.1",
-    ),
     "one image repeated": ("images[:70], targets[:70]", "images[:69], targets[:69]"),
     "two models evaluated": ("in val_loader:", "in (*val_loader, *val_loader):"),
-    "batch sampler": (
-        "batch_size=8, sampler=sampler",
-        "batch_sampler=torch.utils.data.BatchSampler(sampler, 8, True)",
-    ),
     "length buckets": (  # batches of like lengths, shuffled alike on all ranks, then divided
         f"sampler = {SAMPLER}\n",
         "batches = torch.arange(64).view(8, 8).tolist()\n",
@@ -241,13 +218,6 @@ RIGHT = {
         "    generator = torch.Generator().manual_seed(epoch)\n"
         "    order = torch.randperm(70, generator=generator).tolist()[rank::world_size]\n"
         "    loader = DataLoader(train_set, batch_size=8, sampler=order)\n",
-    ),
-    "curriculum": (  # the easy half first
-        EPOCH,
-        "    part = Subset(train_set, range(36 + 17 * epoch))\n"
-        "    sampler = DistributedSampler(part)\n"
-        "    sampler.set_epoch(epoch)\n"
-        "    loader = DataLoader(part, batch_size=8, sampler=sampler)\n",
     ),
     "stopped together": (
         "sampler=sampler", "sampler=range(40 * rank, 40 + 30 * rank)",
@@ -267,16 +237,6 @@ RIGHT = {
         LOOP + LOSS + STEP,
         "    with Join([ddp]):\n"
         + "".join(f"    {line}\n" for line in (LOOP + LOSS + STEP).splitlines()),
-    ),
-    "local SGD": (
-        *NO_NORM, *UNDER_RANK,
-        IMPORTS,
-        IMPORTS + "from torch.distributed.algorithms.model_averaging.averagers import (\n"
-        "    PeriodicModelAverager,\n)\n",
-        "torch.manual_seed(rank)",
-        "averager = PeriodicModelAverager(period=4, warmup_steps=0)\ntorch.manual_seed(rank)",
-        "        optimizer.step()\n",
-        "        optimizer.step()\n        averager.average_parameters(model.parameters())\n",
     ),
     "unequal shares, averaged after each": (
         *NO_NORM, *UNDER_RANK,
@@ -301,14 +261,6 @@ RIGHT = {
         "state = power.PowerSGDState(None, 1, start_powerSGD_iter=3, min_compression_rate=0.5)\n"
         "ddp.register_comm_hook(state, power.powerSGD_hook)\n",
     ),
-    "divided by FSDP2": (
-        *NO_NORM,
-        "ddp = DDP(model)\n",
-        "from torch.distributed.fsdp import fully_shard\n"
-        "from torch.distributed.device_mesh import init_device_mesh\n"
-        'ddp = fully_shard(model, mesh=init_device_mesh("cpu", (world_size,)))\n',
-        "    if rank == 0:\n        torch.save(model.state_dict(), \"checkpoint.pt\")\n", "",
-    ),
     "a discriminator's inner module": (
         "torch.manual_seed(rank)",
         "critic = DDP(nn.Linear(3, 1))\n"
@@ -321,39 +273,6 @@ RIGHT = {
         "        learns.step()\n"
         "        loss = -critic.module(fake).mean()\n" + STEP,
     ),
-    "contrasted with all ranks": (
-        LOSS,
-        "        views = ddp(images)\n"
-        "        if len(views) < 8:\n"
-        "            continue\n"
-        "        others = [torch.zeros_like(views) for _ in range(world_size)]\n"
-        "        dist.all_gather(others, views)\n"
-        "        others[rank] = views\n"
-        "        scores = views @ torch.cat(others).T\n"
-        "        place = torch.arange(len(views)) + rank * len(views)\n"
-        "        loss = nn.functional.cross_entropy(scores, place)\n",
-    ),
-    "gathered to be logged": (
-        LOSS,
-        "        views = ddp(images)\n"
-        "        loss = nn.functional.cross_entropy(views, targets)\n"
-        "        others = [torch.zeros_like(views) for _ in range(world_size)]\n"
-        "        dist.all_gather(others, views)\n"
-        "        seen = torch.cat(others).mean().item()\n",
-    ),
-    "a frozen teacher": (
-        "ddp = DDP(model)\n",
-        "teacher = nn.Linear(8, 3).requires_grad_(False).eval()\nddp = DDP(model)\n",
-        "cross_entropy(ddp(images), targets)\n",
-        "cross_entropy(ddp(images), teacher(images).softmax(1))\n",
-    ),
-    "an average of weights beside it": (
-        "torch.manual_seed(rank)",
-        "ema = torch.optim.swa_utils.AveragedModel(model)\ntorch.manual_seed(rank)",
-        "        optimizer.step()\n",
-        "        optimizer.step()\n        ema.update_parameters(model)\n",
-    ),
-    "a rate for each step": COSINE,
     "a warm-up, then a cosine for each epoch": (
         "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)",
         "torch.optim.lr_scheduler.SequentialLR(\n"
@@ -365,24 +284,6 @@ RIGHT = {
         "    [1],\n"
         ")",
         "    scheduler.step(totals[0] / totals[1])\n", "    scheduler.step()\n",
-    ),
-    "scaled, unscaled, clipped": (
-        "torch.manual_seed(rank)",
-        'scaler = torch.amp.GradScaler("cpu")\ntorch.manual_seed(rank)',
-        "        loss.backward()\n        optimizer.step()\n",
-        "        scaler.scale(loss).backward()\n"
-        "        scaler.unscale_(optimizer)\n"
-        "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-        "        scaler.step(optimizer)\n"
-        "        scaler.update()\n",
-    ),
-    "accumulated under no_sync": (
-        LOSS + STEP,
-        "        with ddp.no_sync():\n"
-        "            nn.functional.cross_entropy(ddp(images), targets).backward()\n"
-        "        nn.functional.cross_entropy(ddp(images), targets).backward()\n"
-        "        optimizer.step()\n"
-        "        optimizer.zero_grad()\n",
     ),
     "accumulated, averaged at the end": (
         "for epoch in range(3):\n", "steps = 0\nfor epoch in range(3):\n",

@@ -60,9 +60,8 @@ def test_case(name: str, crew: Crew, tmp_path: Path, show: Callable) -> None:
 
 
 def test_cases_are_shown() -> None:
-    """Each is short, on the page of cases, and in the doctor's table if it is found."""
-    for name, case in KNOWN.items():
-        assert 30 <= case.text.count("\n") <= 80, name
+    """Each is on the page of cases, and in the doctor's table if it is found."""
+    for name in KNOWN:
         for language in LANGUAGES:
             page = (ROOT / "docs" / language / "cases.md").read_text()
             assert f'<a id="{name}">' in page, name

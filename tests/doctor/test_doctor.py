@@ -309,13 +309,8 @@ def test_bad_use(tmp_path: Path) -> None:
         ("--steps", "-1", "true"): "--steps and --seconds are numbers above 0",
         (): "no command: type your launch line after it",
         ("--still", "5", "true"): "--still 5: at least 60",
-        ("--still", "nan", "true"): "--still nan: at least 60",
-        ("--still", "soon", "true"): "--still: invalid float value: 'soon'",
-        ("--explain", "same_order,"): "argument --explain: : no such finding; there are unequal",
         ("--explain", "same_ordr"): "argument --explain: same_ordr: no such finding",
-        ("--allow", "same_ordr", "true"): "argument --allow: same_ordr: no such finding",
         ("no-such-program", "x"): "cannot be started: no-such-program: No such file or directory",
-        ("./plain.py", "x"): "cannot be started: ./plain.py: Permission denied",
         (sys.executable, "plain.py"): "ended with status 0, and no Python process of it has used",
         (sys.executable, "broken.py"): "ended with status 1 before a loader or an optimizer",
     }.items():
@@ -513,7 +508,7 @@ def test_same_bits_compiled(tmp_path: Path) -> None:
 
 
 def test_annotations(crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On GitHub each finding is also at its line; an allowed one is a notice, and no failure."""
+    """On GitHub each finding is also at its line (an allowed one is a notice: test_one_file)."""
     monkeypatch.chdir(tmp_path)
     report = examined_text(crew, faults.broken("shared_file"), tmp_path)["en"]
     [line] = [found.annotation() for found in report.findings]
@@ -525,21 +520,20 @@ def test_annotations(crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert place["title"] == "doctor%3A shared_file"
     assert text.startswith("Ranks 0, 1 all write") and report.failed()
 
-    words = [*TOOL, "--lang", "en", "--allow", "shared_file,same_order", *TORCHRUN, "script.py"]
-    result = run_short(words, tmp_path, env={"GITHUB_ACTIONS": "true"})
-    assert result.returncode == 0, result.output
-    for said in ("::notice file=script.py", "NOTE  shared_file", "Allowed by --allow."):
-        assert said in result.stdout, result.output
-
 
 def test_one_file(tmp_path: Path) -> None:
-    """make doctor.pyz packs all that a run needs, words and recorder too."""
+    """make doctor.pyz packs all that a run needs, words and recorder too. Of a finding that is
+    allowed it makes a notice, which is no failure."""
     packed = tmp_path / "doctor.pyz"
     made = run(["make", "-C", ROOT, "doctor.pyz", f"PYZ={packed}"], tmp_path)
     assert made.returncode == 0, made.output
     (tmp_path / "script.py").write_text(faults.broken("same_order"))
-    result = run([sys.executable, packed, "--lang", "zh", *TORCHRUN, "script.py"], tmp_path)
-    assert result.returncode == 1 and "WRONG RESULT  same_order" in result.stdout, result.output
+    words = [sys.executable, packed, "--lang", "zh", "--allow", "same_order,shared_file"]
+    env = {"GITHUB_ACTIONS": "true"}
+    result = run_short([*words, *TORCHRUN, "script.py"], tmp_path, env=env)
+    assert result.returncode == 0, result.output
+    for said in ("::notice file=script.py", "NOTE  same_order"):
+        assert said in result.stdout, result.output
     more = shlex.join([sys.executable, str(packed), "--explain", "same_order"])
     assert f"     {more}\n" in result.stdout, result.output
     result = run([*shlex.split(more), "--lang", "zh"], tmp_path)
@@ -559,10 +553,3 @@ def test_contract_of_the_two_halves() -> None:
         assert not lost, f"{event}: nobody reads {lost}"
     names = re.findall(r'event\(\s*"(\w+)"', "".join(written.values()))
     assert set(names) == set(contract())
-
-
-def test_rooms() -> None:
-    """Each is small and says what it is."""
-    for room in (ROOT / "doctor").rglob("*.py"):
-        text = room.read_text()
-        assert text.count("\n") <= 350 and (text.startswith('"""') or not text), room

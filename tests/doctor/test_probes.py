@@ -48,25 +48,6 @@ def test_without(probe: str, crew: Crew, tmp_path: Path) -> None:
     assert lacking == {name for name, said in report.not_checked.items() if said == why}
 
 
-def test_the_others_stand(crew: Crew, tmp_path: Path) -> None:
-    text = faults.broken("unequal_gradients")
-    report = examined_text(crew, text, tmp_path, without="indices")["en"]
-    assert [found.id for found in report.findings] == ["unequal_gradients"]
-
-
-def test_a_probe_that_fails(crew: Crew, tmp_path: Path) -> None:
-    """The script goes on, and its probe is not asked again."""
-    text = faults.changed(faults.RIGHT.read_text(), faults.COSINE)
-    scheduler = "torch.optim.lr_scheduler.CosineAnnealingLR"
-    text = text.replace(
-        f"scheduler = {scheduler}",
-        f"class Unhashable({scheduler}):\n    __hash__ = None\n\n\nscheduler = Unhashable",
-    )
-    report = examined_text(crew, text, tmp_path)["en"]
-    assert report.findings == []
-    assert "the recorder had a problem: TypeError" in report.not_checked["schedule"]
-
-
 def test_a_loader_that_cannot_be_told(crew: Crew, tmp_path: Path) -> None:
     """Its passes are not told either: the checks say so, and the others stand."""
     given = "train_set, batch_size=8, sampler"

@@ -23,12 +23,11 @@ class Noisy(TensorDataset):
         return image + torch.randn(8), target
 
 
-def main(method, seeds):
+def main(method):
     torch.manual_seed(0)
     train_set = Noisy(torch.randn(64, 8), torch.randint(3, (64,)))
     rank = int(os.environ["RANK"])
     sampler = DistributedSampler(train_set, 2, rank)
-    torch.manual_seed(seeds[rank])
     options = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": method}
     loader = DataLoader(train_set, batch_size=8, sampler=sampler, **options)
     iter(loader)  # its workers start before the process group
@@ -46,18 +45,15 @@ def main(method, seeds):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], [int(seed) for seed in sys.argv[2:]])
+    main(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("method", table(["fork", "forkserver", "spawn"], ["forkserver"]))
+@pytest.mark.parametrize("method", table(["forkserver", "spawn"], ["forkserver"]))
 def test_workers(method: str, tmp_path: Path) -> None:
-    """Equal seeds on all ranks are found; with others, nothing."""
+    """Equal seeds on all ranks are found. (Workers that are forked: test_fault_is_found.)"""
     (tmp_path / "script.py").write_text(SCRIPT)
-    for seeds in ("11", "12"):
-        words = [*TOOL, "--lang", "en", *TORCHRUN, "script.py", method, *seeds]
-        result = run_short(words, tmp_path)
-        assert result.returncode == 0, result.output
-        found = "Loader workers of all ranks draw the same random numbers (torch)" in result.stdout
-        assert found == (len(set(seeds)) == 1), result.output
-        assert "equal_randomness (" not in result.stdout, result.output
+    result = run_short([*TOOL, "--lang", "en", *TORCHRUN, "script.py", method], tmp_path)
+    assert result.returncode == 0, result.output
+    found = "Loader workers of all ranks draw the same random numbers (torch)"
+    assert found in result.stdout, result.output

@@ -513,6 +513,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_no_false_alarm[unequal-shares,-averaged-after-each]": [
         ("only ranks that hear of each other hang", 1, "if alone_in(ranks, passes):", "if False:"),
+        ("the doctor knows local SGD", 1, "if averages_weights(ranks):", "if False:"),
     ],
     f"{DOCTOR}::test_no_false_alarm[a-loader-that-is-let-go]": [
         ("the doctor keeps no loader", 1, "self.in_order = getattr", "self.kept = loader\n"
@@ -520,9 +521,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{PROBES}::test_without[collectives]": [
         ("the doctor needs collectives", 1, 'indices collectives files save"', 'indices files"'),
-    ],
-    f"{PROBES}::test_a_probe_that_fails": [
-        ("a probe that fails is told", 1, 'self.event("trouble", ', 'str("", '),
     ],
     f"{PROBES}::test_each_is_attached_by_itself": [
         ("probes are attached one by one", 1,
@@ -596,7 +594,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the doctor tells images from their objects", 1, "if dicts and (", "if False and ("),
         ("a batch may have no rows", 1, "len(tensor) == 0 or", ""),
     ],
-    f"{KINDS}::test_epochs_of_an_endless_pass": [
+    f"{KINDS}::test_nothing_to_say[infinite_loader]": [
         ("shares of an endless pass are not checked", 1,
          'return report.skip("overlapping_samples", "repeats")', "return None"),
         ("one pass may have several epochs", 1, "any(has_epochs(one, len(ranks))", "any(False"),
@@ -663,9 +661,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_no_false_alarm[joined-over-unequal-shares]": [
         ("the doctor knows Join", 1, 'notes.event("join")', "None"),
-    ],
-    f"{DOCTOR}::test_no_false_alarm[local-SGD]": [
-        ("the doctor knows local SGD", 1, "if averages_weights(ranks):", "if False:"),
     ],
     f"{CASES}[lightly_barlow]": [
         ("the doctor follows a loss", 1, 
@@ -738,16 +733,15 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{KINDS}::test_nothing_to_say[folds]": [
         ("the doctor looks for a sampler in a sampler", 1, '("sampler", "_sampler")', '()'),
         ("the doctor knows a step that is none", 1, "if begins_state():", "if False:"),
+        ("the doctor says that samples are chosen", 1, 'return "chosen" if', 'return None if'),
     ],
     f"{PROBES}::test_a_loader_that_cannot_be_told": [
         ("no pass is told of a loader that is not", 1, "        at = user_line(loader)\n",
          "        at = user_line(loader)\n"
          "        loader._doctor = (os.getpid(), self.loaders, str(at))\n"),
+        ("a probe that fails is told", 1, 'self.event("trouble", ', 'str("", '),
     ],
-    f"{KINDS}::test_folds_are_chosen": [
-        ("the doctor says that samples are chosen", 1, 'return "chosen" if', 'return None if'),
-    ],
-    f"{KINDS}::test_a_look_at_the_validation_set": [
+    f"{KINDS}::test_nothing_to_say[sanity_check]": [
         ("the doctor knows a look at the validation set", 1,
          "[one for one in whole if one.by_grad]", "whole"),
     ],
@@ -758,7 +752,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{KINDS}::test_nothing_to_say[episodes]": [
         ("the doctor knows samples that are drawn", 1, "len(set(keys)) < len(keys)", "False"),
     ],
-    f"{KINDS}::test_an_optimizer_for_each_step": [
+    f"{KINDS}::test_nothing_to_say[inner_loop]": [
         ("the doctor numbers each optimizer", 1, "self.optimizers[optimizer] = next(self.numbers)",
          "self.optimizers[optimizer] = len(self.optimizers) + 1"),
     ],
