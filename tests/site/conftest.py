@@ -38,27 +38,17 @@ def address(site: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def watched(chromium: Browser, address: str) -> Iterator[tuple[Page, list[str]]]:
-    """A page, and what goes wrong in it: requests that leave this machine (the site works without
-    a network), answers that say no, errors of scripts."""
+def page(chromium: Browser, address: str) -> Iterator[Page]:
+    """A page in which nothing may go wrong: requests that leave this machine (the site works
+    without a network), answers that say no, errors of scripts."""
     opened = chromium.new_page(viewport={"width": 1440, "height": 900})
     opened.set_default_timeout(300_000)  # ms; the machine may be busy
     wrong: list[str] = []
 
-    def response(status: int, url: str) -> None:
-        if status >= 400:
-            wrong.append(f"{status} {url}")
-
     ours = (address, "data:", "blob:")
     opened.on("request", lambda r: wrong.extend([] if r.url.startswith(ours) else [r.url]))
-    opened.on("response", lambda r: response(r.status, r.url))
+    opened.on("response", lambda r: wrong.extend([r.url] if r.status >= 400 else []))
     opened.on("pageerror", lambda e: wrong.append(str(e)))
-    yield opened, wrong
+    yield opened
     opened.close()
-
-
-@pytest.fixture
-def page(watched: tuple[Page, list[str]]) -> Iterator[Page]:
-    """A page in which nothing may go wrong."""
-    yield watched[0]
-    assert watched[1] == []
+    assert wrong == []

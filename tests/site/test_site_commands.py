@@ -93,22 +93,6 @@ def test_reference_has_every_flag(language: str) -> None:
             assert listed[flag] == f"`{value}`", flag
 
 
-@pytest.mark.parametrize(
-    ("script", "says"),
-    [
-        ("torchrun --nprocs 2 02_distributed/main.py --synthetic", "unrecognized arguments"),
-        ("horovodrun -np 2 python 05_horovod/main.py --synthetic --nope 3", "unrecognized"),
-        ('A="--synthetic --nope"\npython 01_dataparallel/main.py $A', "--nope"),
-        ("python 03_multiprocessing/main.py --synthetic 2>&1 | tee log.txt  # --nope", ""),
-        ("torchrun --node-rank $SLURM_NODEID 02_distributed/main.py --data D &", ""),
-    ],
-)
-def test_wrong_commands_are_found(script: str, says: str) -> None:
-    found = [mistake(c) for c in commands(f"```bash\n{script}\n```\n")]
-    (said,) = [wrong for wrong in found if wrong is not None]
-    assert says in said if says else said == ""
-
-
 def to_be_run() -> list:
     """What is marked so, each once, of one language: those of the other are its twins. One of them
     in every test run."""
