@@ -159,21 +159,12 @@ def test_every_number_has_a_panel(tmp_path: Path) -> None:
     """Those of validation come first, whatever their names are; and so the best score's. One that
     never changes has none."""
     own = read_run(write(tmp_path / "own", start(), *OWN, {"event": "end", "best_f1": 0.5}))
-    other = read_run(write(tmp_path / "other", start(), *rows_to(8), END))
-    going_on = read_run(write(tmp_path / "on", start(), *OWN, {"event": "end", "best_f1": None}))
-
     figure = plot.draw([own], ["own"])
     drawn = {axes.get_title(loc="left"): axes.lines for axes in figure.axes}
     assert [*drawn] == ["loss", "f1", "exact", "lr"]
     assert [list(line.get_ydata()) for line in drawn["f1"]] == [[], [0.5]]
     assert [list(line.get_ydata()) for line in drawn["lr"]] == [[0.01], []]
     assert figure.get_suptitle().startswith("own,  best f1 0.5,  1 x ")
-
-    figure = plot.draw([own, other, going_on], ["own", "other", "on"])
-    drawn = [axes.get_title(loc="left") for axes in figure.axes]
-    assert drawn == ["loss", "f1", "exact", "acc1", "memory", "lr"]
-    names = [text.get_text().split() for text in figure.legends[0].get_texts()]
-    assert names == [["own", "best", "f1", "0.5"], ["other", "best", "acc1", "80"], ["on"]]
 
 
 def test_pictures_replace_their_own_kind_only(tmp_path: Path) -> None:
