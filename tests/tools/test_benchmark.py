@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import statistics
 import sys
 import tempfile
 from argparse import Namespace
@@ -49,6 +50,29 @@ def test_ratios_are_taken_within_a_round() -> None:
     head, _, line, *_ = table.table(failed, "en")
     assert "x reference" in head and line.endswith("| - |")  # 02 takes nobody's place
     assert "x 02" in table.table(rows[3:], "en")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other", "figure"),
+    [
+        ("cpu-2-cores", "02", "2 x 01", "training"),
+        ("cpu-2-cores", "02 --bf16", "reference", "training"),
+        ("cpu-2-cores", "02", "reference", "training"),
+        ("cpu-2-cores", "03 spawned", "03", "validation"),
+        ("cpu-2-cores-avx2", "02", "reference", "training"),
+    ],
+)
+def test_the_pages_say_what_the_results_hold(name: str, one: str, other: str, figure: str) -> None:
+    """In sentences: the tables are made from the results when the site is built."""
+    rows = json.loads((ROOT / f"docs/assets/results/{name}.json").read_text())["runs"]["training"]
+    rate = {(row["variant"], row["round"]): row[f"{figure} images/s"] for row in rows}
+    ratios = [rate[one, n] / rate[other, n] for n in range(1 + max(row["round"] for row in rows))]
+    numbers = [f"{f(ratios):.2f}" for f in (statistics.median, min, max)]
+    if figure == "validation":
+        numbers = numbers[:1]  # the pages name no range of it
+    for language in ("zh", "en"):
+        lines = (ROOT / f"docs/{language}/performance.md").read_text("utf-8").splitlines()
+        assert any(all(number in line for number in numbers) for line in lines), numbers
 
 
 def test_a_log_tells_rates_without_the_start() -> None:

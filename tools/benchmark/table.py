@@ -12,8 +12,7 @@ from statistics import median
 # What heads say in Chinese.
 ZH = {
     "variant": "方案", "training": "训练", "validation": "验证", "images/s": "张/秒",
-    "x ": "相对 ", "first step s": "首步完成 秒", "start s": "启动 秒", "GPU MiB": "显存 MiB",
-    " ms": " 毫秒",
+    "x ": "相对 ", "first step s": "首步完成 秒", "start s": "启动 秒", " ms": " 毫秒",
 }  # fmt: skip
 CAPTION = {
     "en": "{cpu}, {cores} CPU cores{gpus}, torch {torch}; {processes} processes, {arch}, "
