@@ -29,9 +29,9 @@ EXTENSIONS = (
 ).split()
 
 
-def render(text: str, repo: str = REPO, page: str = "") -> str:
+def render(text: str, page: str = "") -> str:
     """As MkDocs would on that page; without one, as any other program does."""
-    settings = {"tools.site.codealong": {"repo": repo}}
+    settings = {"tools.site.codealong": {"repo": REPO}}
     md = markdown.Markdown(extensions=EXTENSIONS, extension_configs=settings)
     if page:
         place = markdown.treeprocessors.Treeprocessor(md)
@@ -127,25 +127,6 @@ def test_a_block_that_is_never_closed() -> None:
     """Or the rest of its page would be lost."""
     with pytest.raises(SiteError, match='<div class="walk" markdown> is never closed'):
         render('<div class="walk" markdown>\n\na')
-
-
-EXAMPLES = sorted(
-    str(file.relative_to(ROOT))
-    for table in DOCS.glob("examples/*/comments.zh.json")
-    for file in table.parent.glob("*.py")
-) + [f"{chapter}/minimal.py" for chapter in CHAPTERS]
-
-
-@pytest.mark.parametrize("path", EXAMPLES)
-def test_comments_in_chinese(path: str) -> None:
-    """Of the same code, on the same lines."""
-    english, chinese = read(path), translated(read(path), "zh")
-    said = english.comments()
-    for n, (old, new) in enumerate(zip(english.lines, chinese.lines, strict=True), start=1):
-        assert old == new or n in said
-    assert said.keys() == chinese.comments().keys()
-    for text in chinese.comments().values():
-        assert re.search("[\u4e00-\u9fff]", text)
 
 
 def test_comments_in_the_language_of_the_page() -> None:
