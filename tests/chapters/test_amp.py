@@ -1,5 +1,5 @@
 """Mixed precision: torch.amp for real, on CPUs; Apex, which needs a GPU, against a stand-in that
-keeps its rules (apex_stand_in.py)."""
+keeps its rules (apex_stand_in.py), and for real in the last tests here, on a GPU."""
 
 import math
 import os
@@ -16,7 +16,7 @@ import apex_stand_in as stand_in
 import pytest
 import torch
 from crew import Crew, call_main
-from harness import assert_same, load_chapter, load_state, rows
+from harness import assert_same, launch, load_chapter, load_state, rows
 from plain_training import LOW_RATE, arguments, difference, train_plainly
 from torch import Tensor, nn
 from with_tiny_model import Stateful, TinyModel, save_every_epoch, tiny_float32
@@ -278,3 +278,38 @@ def test_apex(kind: str, crew: Crew, tmp_path: Path) -> None:
     train(crew, tmp_path / "again", kind, *again, world_size=2)
     evaluated = rows(tmp_path / "again", "eval", "evaluate.jsonl")[-1]
     assert evaluated["loss"] == rows(tmp_path / "run", "eval")[-1]["loss"]
+
+
+# ------------------------------------------------------------------------- Apex itself, on its GPUs
+
+
+LEVELS = [f"--apex O{level}" for level in (0, 1, 2, 3)]
+MORE = [f"{LEVELS[1]} --sync-bn", *(f"{level} --clip-grad 1" for level in LEVELS[1:3])]
+
+
+def launch_on_gpus(cwd: Path, name: str, *argv: Any) -> list[float]:
+    """The chapter as a reader starts it; the losses of its steps. Apex warns that it is deprecated,
+    which is no error."""
+    why = "needs a GPU and Apex, tag 25.05, with its kernels"
+    if not torch.cuda.is_available():
+        pytest.skip(why)
+    pytest.importorskip("apex.amp", reason=why, exc_type=ImportError)
+    pytest.importorskip("amp_C", reason=why, exc_type=ImportError)
+    words = ["--arch", "resnet18", "--synthetic", 256, "--image-size", 64, "--batch-size", 64]
+    words += ["--workers", 0, "--print-freq", 1, "--lr", 0.2, "--epochs", 4, "--output-dir", name]
+    result = launch(CHAPTER, [*words, *argv], cwd, None, 300, {"PYTHONWARNINGS": "default"})
+    assert result.returncode == 0, result.output
+    return column(cwd / name, "train", "loss")
+
+
+@pytest.mark.parametrize("argv", [*LEVELS, *MORE])
+def test_real_training(argv: str, tmp_path: Path) -> None:
+    """It learns; what it saved is fp32, from which it goes on, and so does torch alone."""
+    losses = launch_on_gpus(tmp_path, "run", *argv.split())
+    assert all(map(math.isfinite, losses)) and losses[-1] < 0.7 * losses[0], losses
+    state = load_state(tmp_path / "run/checkpoint.pt")
+    floats = [value for value in state["model"].values() if value.is_floating_point()]
+    assert {value.dtype for value in floats} == {torch.float32}
+    go_on = ["--resume", "run/checkpoint.pt", "--epochs", 5]
+    assert launch_on_gpus(tmp_path, "on", *go_on, *argv.split())[0] < losses[0]
+    assert launch_on_gpus(tmp_path, "native", *go_on, "--amp-dtype", "bf16")[0] < losses[0]

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import TextIO
@@ -93,6 +94,17 @@ def test_locks_are_waited_for(apt: Path) -> None:
     assert "tiny" in (apt / "dpkg.log").read_text()
 
 
+def test_waiting_has_an_end(apt: Path) -> None:
+    lock = apt / LOCKS[0]
+    with hold(lock):
+        env = {"APT_CONFIG": str(apt / "apt.conf"), "APT_PATIENCE": "0"}
+        result = run([TOOLS / "apt_install.sh", "tiny"], apt, env=env)
+    assert result.returncode == 1, result.output
+    said = f"waited 0 seconds for apt: Could not get lock {lock}. It is held by process "
+    assert said in result.stderr, result.output
+    assert "tiny" not in (apt / "dpkg.log").read_text()
+
+
 # -------------------------------------------------------------------------------------- prepare.sh
 
 
@@ -127,10 +139,14 @@ class Machine:
         return (self.root / "calls").read_text().split()
 
 
-def test_a_fresh_machine(tmp_path: Path) -> None:
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_fresh_machine(machine: Machine) -> None:
     """What failed is said and tried again by the next make, and the tests run without it; in CI
     that is an error."""
-    machine = Machine(tmp_path)
     fails = {"apt_install": 1, "mini_slurm": 1, "install": 75}
     result, missing = machine.prepare(**fails)
     assert result.returncode == 0 and not machine.stamp.exists(), result.output
@@ -143,12 +159,48 @@ def test_a_fresh_machine(tmp_path: Path) -> None:
     assert sorted(machine.calls()) == ["apt_install", "apt_install", "install", "mini_slurm"]
 
 
-def test_what_a_machine_cannot_have(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lacks", ["root", "apt-get"])
+def test_what_a_machine_cannot_have(machine: Machine, lacks: str) -> None:
     """It is said, and not tried again; nor is a Horovod that does not compile."""
-    machine = Machine(tmp_path)
-    result, missing = machine.prepare(user=1000, install=1)  # no root
+    if lacks == "apt-get":
+        (machine.bin / lacks).unlink()
+    result, missing = machine.prepare(user=1000 if lacks == "root" else 0, install=1)
     assert result.returncode == 0 and machine.calls() == ["install"], result.output
     assert [line.split()[0].strip(",:") for line in missing] == [
         "Slurm", "shellcheck", "Chromium", "Horovod",
     ]  # fmt: skip
     assert "again" not in result.stderr and machine.stamp.exists()
+
+
+def test_horovod_without_a_network(tmp_path: Path) -> None:
+    """What prepare.sh knows it by."""
+    for tool in ("g++", "cmake", "make"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs a compiler: apt-get install {tool}")
+    env = {"PYTHON": sys.executable, "XDG_CACHE_HOME": str(tmp_path)}
+    env |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    result = run(["bash", ROOT / "05_horovod/install.sh", "--cpu"], tmp_path, env=env)
+    assert result.returncode == 75, result.output
+    assert "error: the source of Horovod was not fetched" in result.stderr, result.output
+
+
+# ---------------------------------------------------------------------------------- the Makefile
+
+
+@pytest.mark.parametrize("breaks", [1, 2])
+def test_a_download_that_breaks_off(tmp_path: Path, breaks: int) -> None:
+    """Once it goes on by itself; twice it ends, and the next make goes on."""
+    for file in ("Makefile", "requirements.txt", "requirements-dev.txt", "constraints.txt"):
+        shutil.copy(ROOT / file, tmp_path)
+    # A Python that makes environments of itself, and whose pip fails at first.
+    python = f"""#!/bin/sh
+        case $2 in
+            venv) mkdir -p $3/bin; cp $0 $3/bin/python;;
+            pip) echo >>calls; [ $(wc -l <calls) -gt {breaks} ];;
+        esac
+    """
+    make = ["make", f"PYTHON={executable(tmp_path / 'python', python)}", ".venv/ready"]
+    first = run(make, tmp_path)
+    assert (first.returncode == 0) == (tmp_path / ".venv/ready").exists() == (breaks == 1)
+    assert run(make, tmp_path).returncode == 0
+    assert (tmp_path / "calls").read_text().count("\n") == breaks + 1
