@@ -239,6 +239,12 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("a batch that the images fill", 7,
          "if len(train_set) < args.batch_size and", "if False and"),
     ],
+    f"{ERRORS}::test_refused[02_distributed-more_processes_than_gpus]": [
+        ("the line for too many processes", 6, "if local_rank >= gpus:", "if False:"),
+    ],
+    f"{RANKS}::test_mistakes": [
+        ("the line for tasks without a GPU", 1, "if gpus and tasks != nodes * gpus:", "if False:"),
+    ],
     f"{ERRORS}::test_refused[02_distributed-unusable_gpus]": [
         ("GPUs that torch cannot use", 7,
          "if torch.cuda.device_count() and not torch.cuda.is_available():", "if False:"),
@@ -366,7 +372,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("steps in which nobody waits", 7,
          "totals[0] += loss.detach()", "totals[0] += loss.item()"),
     ],
-    f"{ON_GPUS}::test_two_machines[02_distributed]": [
+    f"{ON_GPUS}::test_two_machines": [
         ("the number of a GPU on its machine", 6, "setup_device(local_rank)", "setup_device(rank)"),
     ],
     f"{ON_GPUS}::test_own_gpus_of_a_task": [
@@ -399,13 +405,9 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the type of autocast in threads", 1,
          "InBfloat16(model) if args.bf16 else model", "model"),
     ],
-    f"{ON_GPUS}::test_clip": [
-        ("gradients without scale", 1,
-         "            scaler.unscale_(optimizer)", "            pass"),
+    f"{ON_GPUS}::test_types[04_apex---amp-dtype fp16]": [
         ("a step that does not wait for the scaler", 1,
          'fused = args.amp_dtype == "fp16"', "fused = False"),
-    ],
-    f"{ON_GPUS}::test_types[04_apex---amp-dtype fp16]": [
         ("a step that the scaler takes", 1, "scaler.step(optimizer)", "optimizer.step()"),
     ],
     f"{ON_GPUS}::test_sync_bn[02_distributed]": [
@@ -417,16 +419,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "torch.zeros(0, 2 * k, dtype=torch.float64)"),
         ("counts that come to the host", 1, "confusion.long().tolist()",
          "confusion.long().numpy().tolist()"),
-    ],
-    f"{ON_GPUS}::test_refused[too many-02_distributed]": [
-        ("the line for too many processes", 6, "if local_rank >= gpus:", "if False:"),
-    ],
-    f"{ON_GPUS}::test_refused[old driver-02_distributed]": [
-        ("the line for an old driver", 7,
-         "if torch.cuda.device_count() and not torch.cuda.is_available():", "if False:"),
-    ],
-    f"{ON_GPUS}::test_refused[too many tasks-06_slurm]": [
-        ("the line for tasks without a GPU", 1, "if gpus and tasks != nodes * gpus:", "if False:"),
     ],
     "tests/pretended/test_launches.py::test_torchrun": [
         ("the GPU set before memory is pinned", 5,

@@ -1,6 +1,6 @@
 """Real launches with pretended GPUs in every Python process: what warm processes cannot show.
 
-The whole smoke test of every chapter, and 06 on a real Slurm.
+The whole smoke test and minimal.py of every chapter, and 06 on a real Slurm.
 """
 
 import re
@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crew import Crew, call_main
 from harness import (
+    CHAPTERS,
     HOROVOD,
-    LAUNCHED_BY_TORCHRUN,
     ROOT,
     SLURM,
     TINY,
@@ -24,9 +23,7 @@ from harness import (
     run,
 )
 from pretended_gpus import environment, notes
-from pretended_gpus.members import on_gpus
 from slurm import MiniSlurm, mini_slurm
-from tiers import table
 
 # Five steps an epoch: those before the last have no row in the log.
 TRAINING = ["--synthetic", 160, *TINY, "--batch-size", 32, "--epochs", 2, "--print-freq", 1000]
@@ -62,23 +59,6 @@ def test_torchrun(tmp_path: Path) -> None:
     assert load_state(tmp_path / "run/checkpoint.pt")["epoch"] == 2
 
 
-def without_launcher(chapter: str) -> dict:
-    """In a crew member: as if typed by hand."""
-    import os
-
-    for name in [name for name in os.environ if name.startswith(("RANK", "SLURM", "HOROVOD_"))]:
-        del os.environ[name]
-    return call_main(chapter, ["--synthetic", "8", "--output-dir", "nowhere"])
-
-
-@pytest.mark.parametrize("chapter", table([*LAUNCHED_BY_TORCHRUN, SLURM], ["02_distributed"]))
-def test_no_launcher(chapter: str, gpu_crew: Crew) -> None:
-    """One line, which says what to type."""
-    (seen,) = gpu_crew.run(on_gpus, 2, {}, without_launcher, chapter)
-    launcher = "srun -K" if chapter == SLURM else "torchrun --standalone"
-    assert seen.answer["exit"].startswith(f"error: start it with {launcher} ")
-
-
 @pytest.mark.proof
 def test_horovod_for_cpus(tmp_path: Path) -> None:
     """It would take minutes for what nccl does in one."""
@@ -107,24 +87,20 @@ def test_smoke(gpus: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize(
-    ("chapter", "flags"),
-    [
-        ("03_multiprocessing", ["--bf16", "--sync-bn"]),
-        ("04_apex", ["--amp-dtype", "fp16", "--clip-grad", 1]),
-        ("07_dist_eval", ["--compare-naive", "--save-predictions", "predictions.csv"]),
-    ],
-)
-def test_launched(chapter: str, flags: list, tmp_path: Path) -> None:
-    command = command_for(chapter, [*TRAINING, *flags], 2)
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_minimal(chapter: str, tmp_path: Path) -> None:
+    """What readers copy: each process has its own GPU there as well, and joins by nccl."""
+    command = command_for(chapter, [], 2, ROOT / chapter / "minimal.py")
     done = run(command, tmp_path, env=environment(2, tmp_path))
-    assert done.returncode == 0, done.output
+    assert done.returncode == 0 and done.said, done.output
     found = notes.read(tmp_path)
-    if "--sync-bn" in flags:  # in every step, as the chapter says
-        found = [row for row in found if not row.get("why", "").startswith("a mask")]
-    assert_ranks(found, [0, 1])
-    if "--save-predictions" in flags:  # of 40 images, below their head
-        assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 41
+    places = {(row["rank"], row["place"]) for row in found if row["what"] == "layer"}
+    assert places == {(0 if chapter == "01_dataparallel" else n, f"cuda:{n}") for n in (0, 1)}
+    current = {(row["rank"], row["index"]) for row in found if row["what"] == "set_device"}
+    backends = {row["backend"] for row in found if row["what"] == "init"}
+    if chapter != "01_dataparallel":
+        assert current == {(0, "0"), (1, "1")}
+        assert backends == (set() if chapter == HOROVOD else {"nccl"})
 
 
 # ---- Slurm ----

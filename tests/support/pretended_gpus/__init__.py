@@ -20,9 +20,8 @@ HERE = Path(__file__).resolve().parent
 CONSTRAINTS = HERE.parents[2] / "constraints.txt"
 # Environment variables: how many GPUs the machine has; and a folder for notes.py to write to.
 GPUS, NOTES = "PRETENDED_GPUS", "PRETENDED_NOTES"
-# What else may be pretended: a driver that torch cannot use; and another machine, whose GPUs are
-# not those of this one.
-OLD_DRIVER, HOST = "PRETENDED_OLD_DRIVER", "PRETENDED_HOST"
+# What else may be pretended: a driver that torch cannot use.
+OLD_DRIVER = "PRETENDED_OLD_DRIVER"
 
 
 def pinned_torch() -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import machine
 from .notes import note
 from .placement import DEVICES, full, place_of, put_storage
 
@@ -50,26 +49,6 @@ class Gather:
         return torch.cat([part.to(full(gpu)) for part in parts], dim)
 
 
-# ---- torch.compile ----
-class Compiled(nn.Module):
-    """A compiled model as others see it, whose weights have longer names. It is not compiled."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self._orig_mod = model
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._orig_mod(*args, **kwargs)
-
-
-def not_compiled(model: Any = None, **options: Any) -> Any:
-    """In place of torch.compile, whose kernels are for real GPUs."""
-    if model is None:
-        return not_compiled
-    note("compile", kind=type(model).__name__)
-    return Compiled(model) if isinstance(model, nn.Module) else model
-
-
 # ---- checkpoints ----
 def tag(storage: Any) -> str | None:
     """What torch.save writes down of a tensor on a GPU."""
@@ -81,14 +60,13 @@ def restore(storage: Any, location: str) -> Any:
     """Where torch.load puts it, if map_location does not say another place."""
     if not location.startswith("cuda"):
         return None
-    place = full(location)
-    note("load", place=place, current=machine.MACHINE.current)
-    put_storage(storage, place)
+    note("load")
+    put_storage(storage, full(location))
     return storage
 
 
 def install() -> None:
-    torch.compile = not_compiled
+    torch.compile = nn.Sequential  # which gives weights longer names as well
     torch._C._group_tensors_by_device_and_dtype = grouped
     torch.serialization.register_package(5, tag, restore)
     replicate = importlib.import_module("torch.nn.parallel.replicate")

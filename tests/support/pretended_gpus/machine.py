@@ -11,20 +11,15 @@ import torch
 
 from .notes import note
 
-GIB = 2**30
-
 
 class Machine(threading.local):
     """The GPUs as this process sees them. Each thread has a current one, at first number 0."""
 
     current = 0
     names: list[str] = []  # of those that it sees, as the machine counts them
-    capability = (8, 0)
     old_driver = False
     touched = False  # whether this process has used a GPU
-    holding: set[int] = set()  # the GPUs on which it has had tensors
     forked = False  # from one that had
-    sync_debug = "default"
 
 
 MACHINE = Machine()
@@ -39,9 +34,7 @@ def look() -> None:
     Machine.names = names
     Machine.old_driver = bool(os.environ.get("PRETENDED_OLD_DRIVER"))
     Machine.touched = Machine.forked = False
-    Machine.holding = set()
     MACHINE.current = 0
-    torch.cuda.default_generators = generators()
 
 
 def touch() -> None:
@@ -92,10 +85,9 @@ def current_device() -> int:
 
 
 def properties(device: Any = None) -> SimpleNamespace:
-    major, minor = MACHINE.capability
-    name = MACHINE.names[index_of(device)]
-    return SimpleNamespace(name="Pretended GPU", uuid=name, major=major, minor=minor,
-                           total_memory=80 * GIB, multi_processor_count=108)  # fmt: skip
+    """What DataParallel compares, and what tools/gpu_check.py tells."""
+    return SimpleNamespace(name="Pretended GPU", major=8, minor=0, total_memory=80 * 2**30,
+                           multi_processor_count=108)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -106,10 +98,7 @@ def on_device(device: Any) -> Iterator[None]:
 
 
 class Stream:
-    """All work is done in order, so there is nothing to wait for."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
+    """DataParallel's threads are in one each. All work is done in order, so it does nothing."""
 
     def __enter__(self) -> "Stream":
         return self
@@ -117,39 +106,9 @@ class Stream:
     def __exit__(self, *args: object) -> None:
         pass
 
-    def nothing(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    wait_stream = wait_event = record = synchronize = wait = nothing
-
-    def record_event(self, event: Any = None) -> "Stream":
-        return self
-
-    def query(self) -> bool:
-        return True
-
-
-class Event(Stream):
-    pass
-
 
 def stream(*args: Any) -> Stream:
     return Stream()
-
-
-def set_sync_debug_mode(mode: int | str) -> None:
-    Machine.sync_debug = {0: "default", 1: "warn", 2: "error"}.get(mode, mode)
-
-
-def generators() -> list[SimpleNamespace]:
-    """Random numbers of GPUs: as torch's own for the CPU, of which they are drawn here."""
-    seed = torch.default_generator.initial_seed
-    return [SimpleNamespace(initial_seed=seed, get_offset=lambda: 0) for _ in MACHINE.names]
-
-
-def memory(device: Any = None) -> int:
-    """Not how much, only whether there is any."""
-    return GIB // 8 if index_of(device) in Machine.holding else 0
 
 
 def nothing(*args: Any) -> None:
@@ -157,27 +116,22 @@ def nothing(*args: Any) -> None:
 
 
 CUDA = {
-    "_lazy_init": touch, "init": touch, "is_initialized": lambda: MACHINE.touched,
-    "is_available": is_available, "device_count": device_count, "set_device": set_device,
-    "_is_in_bad_fork": lambda: MACHINE.forked, "current_device": current_device,
-    "get_device_properties": properties, "device": on_device, "stream": stream,
-    "current_stream": stream, "default_stream": stream, "Stream": Stream, "Event": Event,
-    "synchronize": nothing, "empty_cache": nothing, "reset_peak_memory_stats": nothing,
-    "manual_seed": nothing, "manual_seed_all": nothing, "set_sync_debug_mode": set_sync_debug_mode,
-    "memory_allocated": memory, "max_memory_allocated": memory, "memory_reserved": memory,
-    "max_memory_reserved": memory, "mem_get_info": lambda device=None: (70 * GIB, 80 * GIB),
+    "_lazy_init": touch, "is_initialized": lambda: MACHINE.touched, "is_available": is_available,
+    "_is_in_bad_fork": lambda: MACHINE.forked, "device_count": device_count,
+    "set_device": set_device, "current_device": current_device,
+    "get_device_properties": properties, "manual_seed": nothing, "manual_seed_all": nothing,
     "is_current_stream_capturing": lambda: False,
 }  # fmt: skip
 ACCELERATOR = {
     "current_accelerator": lambda check_available=False: torch.device("cuda"),
     "current_device_index": current_device, "set_device_index": set_device,
-    "current_stream": stream, "synchronize": nothing, "device_index": on_device,
+    "current_stream": stream, "device_index": on_device,
 }  # fmt: skip
 
 
 def of_its_own(answer: Callable) -> Callable:
     """torch._dynamo takes two names of one function for a mistake."""
-    return answer if isinstance(answer, type) else lambda *args, **kwargs: answer(*args, **kwargs)
+    return lambda *args, **kwargs: answer(*args, **kwargs)
 
 
 def install() -> None:

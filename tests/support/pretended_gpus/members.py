@@ -32,11 +32,10 @@ class Seen(NamedTuple):
 
 def on_gpus(gpus: int, more: dict[str, str], function: Callable, *args: Any) -> Seen:
     """function(*args) in a process of a machine with so many GPUs. more: environment variables, in
-    which {rank} stands for the rank, {local_rank} and {machine} for its place on machines with so
-    many GPUs each."""
+    which {rank} stands for the rank, {local_rank} for its place on a machine with so many GPUs."""
     global began
     rank = int(os.environ["CREW_RANK"])
-    place = {"rank": rank, "local_rank": rank % gpus, "machine": rank // gpus}
+    place = {"rank": rank, "local_rank": rank % gpus}
     before = dict(os.environ)
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ[pretended_gpus.GPUS] = str(gpus)

@@ -70,7 +70,6 @@ def put(tensor: Tensor, place: torch.device) -> Tensor:
 
 def put_storage(storage: Any, place: torch.device) -> None:
     machine.touch()
-    machine.Machine.holding.add(place.index)
     DEVICES.put(storage, place)
 
 

@@ -1,9 +1,7 @@
 """Every call of torch passes here: tensors keep their places, and what CUDA forbids is raised."""
 
 import contextlib
-import inspect
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,11 +41,7 @@ def name_of(func: Callable) -> str:
 
 def waits(why: str) -> None:
     """The host waits here for the GPU, or for a copy to it."""
-    note("wait", why=why, inference=torch.is_inference_mode_enabled())
-    if machine.MACHINE.sync_debug == "warn":
-        warnings.warn(f"called a synchronizing CUDA operation: {why}", stacklevel=3)
-    elif machine.MACHINE.sync_debug == "error":
-        raise RuntimeError(f"called a synchronizing CUDA operation: {why}")
+    note("wait", why=why)
 
 
 # ---- attributes ----
@@ -59,15 +53,6 @@ def is_cuda(func: Callable, tensor: Tensor, *_: Any) -> bool:
     return place_of(tensor).type == "cuda"
 
 
-def is_cpu(func: Callable, tensor: Tensor, *_: Any) -> bool:
-    return place_of(tensor).type == "cpu"
-
-
-def get_device(func: Callable, tensor: Tensor) -> int:
-    place = place_of(tensor)
-    return place.index if place.type == "cuda" else -1
-
-
 def read_attribute(func: Callable, tensor: Tensor, *args: Any) -> Any:
     """.grad, .data and views such as .T are where their tensor is."""
     value = func(tensor, *args)
@@ -75,9 +60,7 @@ def read_attribute(func: Callable, tensor: Tensor, *args: Any) -> Any:
 
 
 def write_attribute(func: Callable, tensor: Tensor, value: Any) -> None:
-    if func == Tensor.grad.__set__ and isinstance(value, Tensor):
-        if place_of(value) != place_of(tensor):
-            raise RuntimeError(f"assigned grad has data located on {place_of(value)}")
+    """.data may come from another device: Module.to() moves parameters so."""
     func(tensor, value)
 
 
@@ -111,12 +94,6 @@ def watch_copy(tensor: Tensor, here: torch.device, target: torch.device, no_wait
         waits("a copy without non_blocking")
 
 
-def cuda(
-    func: Callable, tensor: Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any
-) -> Tensor:
-    return to(func, tensor, device or "cuda", non_blocking=non_blocking, **kwargs)
-
-
 def cpu(func: Callable, tensor: Tensor, **kwargs: Any) -> Tensor:
     return to(func, tensor, CPU, **kwargs)
 
@@ -142,23 +119,14 @@ def is_pinned(func: Callable, tensor: Tensor, device: Any = None) -> bool:
 
 
 # ---- autograd ----
-def backward(func: Callable, *args: Any, **kwargs: Any) -> None:
-    """As torch.autograd.backward, but in this mode, for hooks and for functions in Python."""
-    given = inspect.signature(func).bind(*args, **kwargs)
-    given.apply_defaults()
-    tensors, gradients, *_ = given.arguments.values()
-    tensors = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
-    gradients = [None] * len(tensors) if gradients is None else tensors_in(gradients)
-    ones = [torch.ones_like(t) if g is None else g for t, g in zip(tensors, gradients, strict=True)]
-    keep = given.arguments["retain_graph"] or given.arguments["create_graph"]
-    inputs = tuple(tensors_in(given.arguments["inputs"]))
-
+def backward(func: Callable, loss: Tensor, **_: Any) -> None:
+    """As Tensor.backward of a number, but in this mode, for hooks and for functions in Python."""
     notes.BACKWARDS += 1
     placement.AUTOGRAD.works = True
     try:
         with OnGPUs():
             torch.autograd.graph._engine_run_backward(
-                tensors, tuple(ones), keep, given.arguments["create_graph"], inputs,
+                (loss,), (torch.ones_like(loss),), False, False, (),
                 allow_unreachable=True, accumulate_grad=True,
             )  # fmt: skip
     finally:
@@ -247,17 +215,13 @@ def autocast_of_gpus() -> Iterator[None]:
 RULES: dict[Callable, Callable] = {
     Tensor.device.__get__: device,
     Tensor.is_cuda.__get__: is_cuda,
-    Tensor.is_cpu.__get__: is_cpu,
-    Tensor.get_device: get_device,
     Tensor.to: to,
-    Tensor.cuda: cuda,
     Tensor.cpu: cpu,
     Tensor.numpy: numpy,
     Tensor.__array__: numpy,
     Tensor.pin_memory: pin_memory,
     Tensor.is_pinned: is_pinned,
     Tensor.backward: backward,
-    torch.autograd.backward: backward,
 }
 
 

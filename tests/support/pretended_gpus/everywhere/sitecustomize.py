@@ -8,8 +8,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-# Not __file__: the doctor, which has a sitecustomize of its own, runs this one inside of it.
-PACKAGE = Path(sys._getframe().f_code.co_filename).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def package() -> ModuleType:
@@ -22,7 +21,7 @@ def package() -> ModuleType:
 
 
 class Finder:
-    """Finds torch as all others do (the doctor has a finder of its own), and follows its import."""
+    """Finds torch as all others do, and follows its import."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if name != "torch":
