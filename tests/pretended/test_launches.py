@@ -21,6 +21,7 @@ from harness import (
     load_state,
     rows,
     run,
+    run_short,
 )
 from pretended_gpus import environment, notes
 from slurm import MiniSlurm, mini_slurm
@@ -91,7 +92,7 @@ def test_smoke(gpus: int, tmp_path: Path) -> None:
 def test_minimal(chapter: str, tmp_path: Path) -> None:
     """What readers copy: each process has its own GPU there as well, and joins by nccl."""
     command = command_for(chapter, [], 2, ROOT / chapter / "minimal.py")
-    done = run(command, tmp_path, env=environment(2, tmp_path))
+    done = run_short(command, tmp_path, env=environment(2, tmp_path))
     assert done.returncode == 0 and done.said, done.output
     found = notes.read(tmp_path)
     places = {(row["rank"], row["place"]) for row in found if row["what"] == "layer"}
