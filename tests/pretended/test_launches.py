@@ -87,11 +87,17 @@ def test_smoke(gpus: int, tmp_path: Path) -> None:
     assert {(rank, f"cuda:{rank}") for rank in range(gpus)} == inits
 
 
+# What readers copy, and the chapter whose launcher it has.
+COPIED = {f"{chapter}/minimal.py": chapter for chapter in CHAPTERS}
+COPIED["docs/examples/convert/multi.py"] = "02_distributed"
+
+
 @pytest.mark.proof
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_minimal(chapter: str, tmp_path: Path) -> None:
-    """What readers copy: each process has its own GPU there as well, and joins by nccl."""
-    command = command_for(chapter, [], 2, ROOT / chapter / "minimal.py")
+@pytest.mark.parametrize("script", COPIED)
+def test_copied_scripts(script: str, tmp_path: Path) -> None:
+    """Each process has its own GPU there as well, and joins by nccl."""
+    chapter = COPIED[script]
+    command = command_for(chapter, [], 2, ROOT / script)
     done = run_short(command, tmp_path, env=environment(2, tmp_path))
     assert done.returncode == 0 and done.said, done.output
     found = notes.read(tmp_path)
