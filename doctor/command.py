@@ -3,6 +3,7 @@
     python doctor torchrun --nproc-per-node 2 train.py --epochs 2
     python doctor --steps 50 python train_with_spawn.py
     python doctor --seconds 60 horovodrun -np 2 python train.py
+    python doctor --against "python single.py" torchrun --nproc-per-node 2 train.py
 
 The command really runs, and writes its files. A recorder in each of its Python
 processes notes samples, gradients, weights, collectives and files, and changes
@@ -19,18 +20,22 @@ import argparse
 import json
 import locale
 import os
+import shlex
 import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from .against import Comparison
 from .checks import judge
 from .findings import KINDS
 from .job import Job
 from .ranks import STILL, Rank, read_ranks, read_stack
 from .report import LANGUAGES, Report, explain, listed, short
+from .twins import run_of
 
+PARTS = ("shuffling", "batchnorm", "dropout", "rounding")  # recorder/without.py
 NAMES = [name for name in KINDS if ":" not in name]
 
 
@@ -43,6 +48,14 @@ def names(text: str) -> list[str]:
     return found
 
 
+def parts(text: str) -> str:
+    unknown = [name for name in text.split(",") if name not in (*PARTS, "all")]
+    if unknown:
+        known = ", ".join(PARTS)
+        raise argparse.ArgumentTypeError(f"{unknown[0]}: no such part; there are {known}, all")
+    return ",".join(PARTS) if "all" in text.split(",") else text
+
+
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="doctor",
@@ -50,13 +63,22 @@ def parse_args() -> argparse.Namespace:
         usage="python doctor [options] command ...",
         allow_abbrev=False,
     )
-    parser.add_argument("--steps", type=int, default=0, help="end the job when all ranks made them")
+    parser.add_argument("--steps", type=int, help="end the job when all ranks made them")
     parser.add_argument("--seconds", type=float, default=0, help="end the job after them")
     parser.add_argument(
         "--still", type=float, metavar="SECONDS", help="end a job that stands still for so long"
     )
     parser.add_argument("--json", metavar="FILE", help="write the verdict there too")
     parser.add_argument("--lang", choices=LANGUAGES, help="of the verdict; else your locale's")
+    parser.add_argument(
+        "--against", metavar="COMMAND", help="run this one first: is it the same training?"
+    )
+    parser.add_argument(
+        "--without",
+        type=parts,
+        metavar="PART[,PART]",
+        help=f"take out of both runs of --against: {', '.join(PARTS)}, or all",
+    )
     ids = {"type": names, "metavar": "ID[,ID]", "default": []}
     parser.add_argument("--allow", **ids, help="findings that are notes")
     parser.add_argument("--explain", **ids, help="say more of findings, and run nothing")
@@ -66,6 +88,10 @@ def parse_args() -> argparse.Namespace:
         return args
     if not args.command:
         parser.error("no command: type your launch line after it, such as torchrun … train.py")
+    if args.without and not args.against:
+        parser.error("--without changes both runs of --against COMMAND")
+    if args.steps is None:
+        args.steps = 30 if args.against else 0
     if args.steps < 0 or args.seconds < 0:
         parser.error("--steps and --seconds are numbers above 0")
     if args.still is not None and not args.still >= STILL:
@@ -84,19 +110,19 @@ def print_still(who: str, at: list, inside: str) -> None:
     print(f"{who} stood still at {short(at)}" + (f", in {inside}" if inside else ""))
 
 
-def run(args: argparse.Namespace, folder: Path) -> tuple[Job, list[Rank]]:
+def run(args: argparse.Namespace, command: list[str], folder: Path) -> tuple[Job, list[Rank]]:
     # These end the job as Ctrl-C does; what nohup or a shell ignores stays ignored.
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     ends = [number for number in ends if signal.getsignal(number) != signal.SIG_IGN]
     for number in ends:
         signal.signal(number, signal.default_int_handler)
-    words = " ".join(args.command)
+    words = " ".join(command)
     print(f"doctor: running {words}: it really trains, and writes its files", flush=True)
 
     try:
-        job = Job(args.command, folder)
+        job = Job(command, folder, (args.without or "") if args.against else None)
     except OSError as error:
-        fail(f"the command cannot be started: {args.command[0]}: {error.strerror}")
+        fail(f"the command cannot be started: {command[0]}: {error.strerror}")
     try:
         job.wait(args.steps, args.seconds, args.still)
     except KeyboardInterrupt:
@@ -128,21 +154,9 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[Job, list[Rank]]:
     return job, ranks
 
 
-def main() -> None:
-    args = parse_args()
-    chinese = str(locale.getlocale()[0]).startswith(("zh", "Chinese"))
-    language = args.lang or ("zh" if chinese else "en")
-    if args.explain:
-        print("\n\n".join(explain(language, name) for name in args.explain))
-        return
-
-    # What the command leaves running may still write there.
-    with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as name:
-        job, ranks = run(args, Path(name))
-
-    status = job.process.returncode
+def print_ended(job: Job, ranks: list[Rank]) -> None:
     steps = listed([len(rank.steps) for rank in ranks])
-    by = job.ended or f"status {status}"
+    by = job.ended or f"status {job.process.returncode}"
     print(f"\ndoctor: ranks {listed(ranks)}; steps {steps}; ended: {by}")
     for rank in ranks:
         error = rank.ended.get("error", "None")
@@ -151,16 +165,46 @@ def main() -> None:
         if rank.stack:
             print_still(f"rank {rank.rank}", rank.stack, rank.inside)
 
+
+def run_in_folder(args: argparse.Namespace, command: list[str]) -> tuple[Job, list[Rank]]:
+    # What the command leaves running may still write there.
+    with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as name:
+        job, ranks = run(args, command, Path(name))
+    print_ended(job, ranks)
+    return job, ranks
+
+
+def main() -> None:
+    args = parse_args()
+    chinese = str(locale.getlocale()[0]).startswith(("zh", "Chinese"))
+    language = args.lang or ("zh" if chinese else "en")
+    if args.explain:
+        print("\n\n".join(explain(language, name) for name in args.explain))
+        return
+
+    first = None
+    if args.against:
+        first = run_in_folder(args, shlex.split(args.against))
+    job, ranks = run_in_folder(args, args.command)
+    status = job.process.returncode
+
     report = Report(language, tuple(args.allow))
     judge(ranks, report)
+    comparison = None
+    if first:
+        comparison = Comparison(run_of("A", first[1]), run_of("B", ranks), report)
+        comparison.compare()
+        print("\n" + report.say("twin_runs", a=args.against, b=" ".join(args.command)))
+        print("\n" + comparison.text())
     print("\n" + report.text())
     if "GITHUB_ACTIONS" in os.environ:
         print("", *(finding.annotation() for finding in report.findings), sep="\n")
     if args.json:
-        text = json.dumps(report.json(), indent=1, ensure_ascii=False)
+        found = report.json() | ({"against": comparison.json()} if comparison else {})
+        text = json.dumps(found, indent=1, ensure_ascii=False)
         Path(args.json).write_text(text + "\n")
-    if report.failed():
+    if report.failed() or (comparison and comparison.status() == 1):
         sys.exit(1)
     if status and not job.ended:
         sys.exit(2)
-    sys.exit(3 if report.blocked else 0)
+    sys.exit(3 if report.blocked or (comparison and comparison.status()) else 0)

@@ -12,7 +12,8 @@ from .recorder.notes import ENDED, FOLDER
 
 
 class Job:
-    def __init__(self, command: list[str], folder: Path) -> None:
+    def __init__(self, command: list[str], folder: Path, without: str | None = None) -> None:
+        """without: of a run that is compared, what recorder/without.py takes out."""
         self.traces = folder / "traces"
         self.traces.mkdir()
         first = folder / "first"
@@ -26,6 +27,8 @@ class Job:
 
         paths = [str(first), os.environ.get("PYTHONPATH", "")]
         own = {FOLDER: str(self.traces), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        if without is not None:
+            own["DOCTOR_AGAINST"] = without
         self.process = subprocess.Popen(command, env=os.environ | own, start_new_session=True)
         self.ended = ""  # by what, if not by itself
 

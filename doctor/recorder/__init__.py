@@ -15,8 +15,11 @@ def attach(name: str) -> None:
         notes.begin(os.environ[FOLDER])
         notes.open_files()
     try:
-        from . import probes
+        from . import probes, twin
     except Exception as error:  # a name that torch has no more: nothing is recorded
         notes.fail("all", repr(error))
         return
-    probes.attach(probes.PROBES if name == "torch" else probes.OF_HOROVOD)
+    if name == "torch":
+        probes.attach(probes.PROBES + (probes.OF_TWINS if twin.compares() else ()))
+    else:
+        probes.attach(probes.OF_HOROVOD)

@@ -39,12 +39,17 @@ class Figures:
 figures = Figures()
 
 
-def figures_of(tensors: list) -> object:
-    """Sums of norms and of weighted samples, in groups: float64 (GROUPS, 2), on the device."""
-    device = tensors[0].device if tensors else "cpu"
-    totals = torch.zeros(GROUPS, 2, dtype=torch.float64, device=device)
+def figures_of(tensors: list, groups: int = GROUPS) -> object:
+    """Sums of norms and of weighted samples, in groups: float64 (groups, 2), on the device.
+
+    tensors: None counts as zeros.
+    """
+    device = next((tensor.device for tensor in tensors if tensor is not None), "cpu")
+    totals = torch.zeros(groups, 2, dtype=torch.float64, device=device)
     with torch.no_grad():
         for n, tensor in enumerate(tensors):
+            if tensor is None:
+                continue
             values = tensor.detach()
             if hasattr(values, "to_local"):
                 values = values.to_local()
@@ -61,7 +66,7 @@ def figures_of(tensors: list) -> object:
 
             weights = torch.arange(1, len(sample) + 1, dtype=torch.float64, device=values.device)
             row = torch.stack([norm, (sample * weights).sum()])
-            totals[n * GROUPS // len(tensors)] += row.to(device)
+            totals[n * groups // len(tensors)] += row.to(device)
     return totals
 
 

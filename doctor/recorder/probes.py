@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import collectives, data, ending, files, training, window
+from . import collectives, data, ending, files, training, twin, window, without
 from .notes import hook, notes
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
@@ -69,6 +69,16 @@ PROBES = (
     Probe("files", "sys.addaudithook", attach=files.watch),
     Probe("exit", "atexit.register", attach=ending.watch),
 )  # fmt: skip
+# For a comparison of two runs alone.
+OF_TWINS = (
+    Probe("printed", "sys.stdout", attach=twin.watch_output),
+    Probe("checkpoint", "torch.serialization.save", twin.saved, also="torch.save"),
+    Probe("autocast", "torch.amp.autocast_mode.autocast.__enter__", after=twin.note_autocast),
+    Probe("shuffling", "torch.utils.data.DistributedSampler.__iter__", attach=without.shuffling),
+    Probe("batchnorm", "torch.nn", attach=without.batchnorm, public=False),
+    Probe("dropout", "torch.nn.functional", attach=without.dropout),
+    Probe("rounding", "torch", attach=without.rounding, public=False),
+)
 OF_HOROVOD = (
     Probe("horovod", "horovod.torch", attach=collectives.attach_to_horovod, public=False),
 )

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from . import collectives
+from . import collectives, twin
 from .collectives import trace
 from .figures import capturing, figures, figures_of
 from .notes import notes, unseen, user_line
@@ -48,8 +48,12 @@ class Training:
         self.done = False  # inside it, Horovod's calls this again, with averaged gradients
         if self.due() and not capturing():
             parameters = parameters_of(optimizer)
-            figures.write("weights", self.steps, figures_of(parameters))
-            self.gradients = figures_of([p.grad for p in parameters if p.grad is not None])
+            groups = twin.groups_of(len(parameters))
+            gradients = [p.grad for p in parameters]
+            if groups != len(parameters):
+                gradients = [grad for grad in gradients if grad is not None]
+            figures.write("weights", self.steps, figures_of(parameters, groups))
+            self.gradients = figures_of(gradients, groups)
             self.find_unhooked(parameters)
             if self.steps % OTHERS == 0 and self.steps < ALL_UNTIL:
                 others.write(self.steps)
@@ -68,6 +72,9 @@ class Training:
         self.steps += 1
         if optimizer not in self.optimizers:
             self.optimizers[optimizer] = next(self.numbers)
+            if twin.compares():
+                model = find_model(set(map(id, parameters)))
+                twin.note_optimizer(self.optimizers[optimizer], optimizer, model)
         notes.event(
             "step",
             n=self.steps,
@@ -137,6 +144,8 @@ class Training:
             others=others.look(model, parameters),
             together=[] if "DistributedDataParallel" in wrappers else sharing(parts, wrappers),
         )
+        if twin.compares():
+            twin.note_layers(model, parameters)
 
     def wrap(self, _: object, ddp: object, *args: object, **kwargs: object) -> None:
         """DDP waits for a node of the graph, which a parameter that is moved has anew."""

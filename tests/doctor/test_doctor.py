@@ -543,7 +543,7 @@ def test_one_file(tmp_path: Path) -> None:
 def test_contract_of_the_two_halves() -> None:
     """What EVENTS.md says of writers and readers; examined.py compares it with every run."""
     doctor = ROOT / "doctor"
-    both = {"ranks": doctor / "ranks.py"}
+    both = {name: doctor / f"{name}.py" for name in ("ranks", "twins", "against")}
     both |= {file.stem: file for file in (doctor / "checks").glob("*.py")}
     written = {file.stem: file.read_text() for file in (doctor / "recorder").glob("*.py")}
     for event, (fields, writer, readers) in contract().items():

@@ -1,0 +1,391 @@
+"""Two runs that should be the same training: where do they part? (doctor --against)
+
+Facts are compared in the order in which each hangs on those before it: weights, then for each step
+samples, their contents, learning rates, gradients and the weights after it; then steps of an epoch,
+what was saved and what was printed. The first difference ends the comparison of what hangs on it.
+"""
+
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from statistics import median
+
+from .checks.weights import averages_weights
+from .report import Report, listed
+from .twins import Run, Samples, draws, of_own_share, others, printed, saved
+
+# Differences of right runs in their first step, on 1 against 2 and 3 ranks, relative to the norm of
+# a tensor, were below a tenth of these (docs/en/doctor.md#against).
+ROUNDING = {"float64": 1e-13, "float32": 1e-5, "tf32": 1e-2, "bfloat16": 3e-2, "float16": 1e-2}
+GROWTH = 50  # rounding grows by less from one comparison to the next;
+JUMP = 1000  # what is so many times larger is a difference
+SMALL = 1e-3  # of all gradients together: a smaller one may be nothing but rounding
+FEW = 4  # names, and pairs of printed lines
+
+
+@dataclass
+class Seen:
+    """kind: same, differs, cause (a difference, and what makes it), undecided, skipped or note."""
+
+    kind: str
+    name: str
+    text: str
+    advice: str = ""
+    step: int | None = None
+    values: dict = field(default_factory=dict)
+
+
+class Comparison:
+    def __init__(self, one: Run, two: Run, report: Report) -> None:
+        self.one, self.two, self.report = one, two, report
+        self.runs = (one, two)
+        self.batches = Samples(one), Samples(two)
+        self.seen: list[Seen] = []
+        self.numbers = True  # gradients and weights may still be compared
+        self.steps = 0  # whose gradients were
+        self.begun = self.largest = 0.0  # their difference, first and so far
+
+    def say(self, kind: str, which: str, step: int | None = None, /, **values: object) -> None:
+        values = {"step": step, "a": self.one.label, "b": self.two.label, **values}
+        texts = [line.format(**values) for line in self.report.words[f"twin:{which}"][:2]]
+        self.seen.append(Seen(kind, which, *texts, step=step, values=values))
+
+    def parted(self) -> bool:
+        return any(seen.kind == "differs" for seen in self.seen)
+
+    def status(self) -> int:
+        kinds = {seen.kind for seen in self.seen}
+        return 1 if "differs" in kinds else 3 if kinds & {"undecided", "skipped"} else 0
+
+    def json(self) -> dict:
+        first = next((asdict(seen) for seen in self.seen if seen.kind == "differs"), None)
+        return {"first_difference": first, "seen": [asdict(seen) for seen in self.seen]}
+
+    def text(self) -> str:
+        lines = []
+        for seen in self.seen:
+            lines.append(f"{self.report.say(f'twin_{seen.kind}')}: {seen.text}")
+            lines += [f"  -> {seen.advice}"] * bool(seen.advice)
+        if all(seen.kind == "same" for seen in self.seen):
+            lines.append(self.report.say("twin_nothing"))
+        return "\n".join(lines)
+
+    def compare(self) -> None:
+        if not all(run.steps() for run in self.runs):
+            self.say("skipped", "no_steps")
+            return
+        self.compare_models()
+        if not self.parted():
+            self.compare_steps()
+        if not self.parted():
+            self.compare_epochs()
+        if not self.parted():
+            self.compare_saved()
+        self.compare_printed()
+
+    # ---- before the first step ----
+
+    def compare_models(self) -> None:
+        for why, found in (
+            ("together", any(run.together for run in self.runs)),
+            ("sharded", any(run.flat() for run in self.runs)),
+            ("local", any(map(averages, self.runs))),
+            ("names", not all(run.figures("weights", 0, 1) for run in self.runs)),
+        ):
+            if found:
+                self.numbers = False
+                self.say("skipped", f"numbers:{why}")
+                return
+        mine, theirs = (run.figures("weights", 0, 1) for run in self.runs)
+        if mine.keys() != theirs.keys():
+            name = sorted(mine.keys() ^ theirs.keys())[0]
+            counts = {"mine": len(mine), "theirs": len(theirs)}
+            self.say("differs", "parameters", name=name, **counts)
+            return
+
+        least = 1e-6 if self.one.sharded or self.two.sharded else 0.0  # norms of parts are added up
+        other = [name for name in mine if apart(mine[name], theirs[name]) > least]
+        if other and any(run.exchange for run in self.runs):
+            self.numbers = False
+            self.say("skipped", "numbers:together")
+            return
+        if other:
+            self.say("differs", "start", count=len(other), all=len(mine), names=few(other))
+            return
+        self.say("same", "start:same", count=len(mine))
+        for number in self.one.options.keys() & self.two.options.keys():
+            self.compare_options(number)
+
+    def compare_options(self, number: int) -> None:
+        """Settings of an optimizer, for each parameter: its groups may be in another order."""
+        mine, theirs = (
+            {name: run.options[number][group] for name, group in run.names[number]}
+            for run in self.runs
+        )
+        for name in mine.keys() & theirs.keys():
+            for key in sorted(mine[name].keys() | theirs[name].keys()):
+                values = {"mine": mine[name].get(key), "theirs": theirs[name].get(key)}
+                if values["mine"] != values["theirs"] and not self.parted():
+                    self.say("differs", "options", key=key, name=name, **values)
+
+    # ---- step by step ----
+
+    def compare_steps(self) -> None:
+        steps = min(run.steps() for run in self.runs)
+        samples = all(one.known for one in self.batches)
+        if not samples:
+            self.say("skipped", "samples:unknown")
+        for run in self.runs:
+            counts = [len(rank.steps) for rank in run.everyone]
+            unequal = max(counts) - min(counts) > (0 if run.ended() else 2)
+            if unequal and self.numbers and not self.parted():
+                self.say("differs", "skipped", run=run.label, steps=listed(counts))
+        if self.parted():
+            return
+        for n in range(1, steps + 1):
+            self.compare_weights(n)
+            if samples and not self.parted():
+                samples = self.compare_samples(n)
+            if not self.parted():
+                self.compare_rates(n)
+            if not self.parted():
+                self.compare_gradients(n)
+            if self.parted():
+                return
+        if samples:
+            ahead = any(one.ahead() for one in self.batches)
+            size = len(self.batches[0].contents(1, ahead))
+            self.say("same", "samples:same", count=steps, size=size)
+        if self.steps:
+            name = "numbers:same" if self.largest else "numbers:equal"
+            values = {"first": self.begun, "largest": self.largest, "last": self.steps}
+            self.say("same", name, **values)
+
+    def compare_samples(self, n: int) -> bool:
+        """Of all ranks together. Returns whether those of the next step can be compared."""
+        ahead = any(one.ahead() for one in self.batches)
+        mine, theirs = (one.contents(n, ahead) for one in self.batches)
+        a, b = (Counter(key for key, *_ in rows) for rows in (mine, theirs))
+        if a == b:
+            return self.compare_contents(n, mine, theirs)
+
+        values = {"mine": a.total(), "theirs": b.total(), "common": (a & b).total()}
+        again = [one.repeats(n) for one in self.batches]
+        twice = [sum(count - 1 for count in rows.values()) for rows in (a, b)]
+        if n == 1 and a.total() and b.total() and a.total() != b.total():
+            self.say("differs", "batch", n, factor=f"{b.total() / a.total():.3g}", **values)
+        elif n == 1 and twice[1] > twice[0]:
+            self.say("differs", "twice", n, twice=twice[1], **values)
+        elif n == 1 and any(one.shuffles for one in self.batches):
+            whole = [one.first_epoch() for one in self.batches]
+            self.numbers = False
+            self.say("skipped", "order:epoch" if whole[0] == whole[1] else "order", n, **values)
+        elif again[1] > again[0] and a.total() <= b.total():
+            self.numbers = False
+            self.say("cause", "padding", n, repeats=again[1])
+        else:
+            self.say("differs", "samples", n, **values)
+        return False
+
+    def compare_contents(self, n: int, mine: list, theirs: list) -> bool:
+        for key in dict.fromkeys(key for key, *_ in mine):
+            # Two ranks, or two loaders, may have an index each for samples of their own.
+            pairs = [sorted(rest for k, *rest in rows if k == key) for rows in (mine, theirs)]
+            other = [(a, b) for a, b in zip(*pairs, strict=True) if not alike(a, b)]
+            if not other:
+                continue
+            (target, _), (target2, _) = other[0]
+            values = {"key": key, "mine": target, "theirs": target2}
+            if target != target2:
+                self.say("differs", "targets", n, **values)
+            elif any(one.drawn for one in self.batches):
+                self.numbers = False
+                self.say("skipped", "views", n, **values)
+            else:
+                self.say("differs", "contents", n, **values)
+            return False
+        return True
+
+    def compare_rates(self, n: int) -> None:
+        steps = [run.first.steps[n - 1] for run in self.runs]
+        numbers = [step["optimizer"] for step in steps]
+        if numbers[0] != numbers[1]:
+            self.say("differs", "optimizers", n)
+            return
+        mine, theirs = (
+            {name: step["rates"][group] for name, group in run.named(n)}
+            if len(step["rates"]) == len(run.options.get(numbers[0], ()))
+            else dict(enumerate(step["rates"]))
+            for run, step in zip(self.runs, steps, strict=True)
+        )
+        for name in mine.keys() & theirs.keys():
+            if not math.isclose(mine[name], theirs[name], rel_tol=1e-6, abs_tol=1e-12):
+                self.say("differs", "rates", n, mine=mine[name], theirs=theirs[name])
+                return
+
+    def figures(self, what: str, n: int, step: int) -> list[dict]:
+        found = [run.figures(what, n, step) for run in self.runs] if self.numbers else []
+        return found if found and found[0] and found[0].keys() == found[1].keys() else []
+
+    def compare_weights(self, n: int) -> None:
+        """Before step n, where all that came before was equal."""
+        if n > 1 and (found := self.figures("weights", n - 1, n)):
+            parts = {name: apart(row, found[1][name]) for name, row in found[0].items()}
+            self.judge("weights", n - 1, parts)
+
+    def compare_gradients(self, n: int) -> None:
+        found = self.figures("gradients", n, n)
+        if found:
+            a, b = found
+            least = SMALL * math.hypot(*(norm for rows in found for norm, _ in rows.values()))
+            parts = {name: apart(a[name], b[name], least) for name in a}
+            ratios = {name: b[name][0] / a[name][0] for name in a if a[name][0] > least}
+            self.judge("gradients", n, parts, ratios)
+            self.steps = n if self.numbers and not self.parted() else self.steps
+
+    def judge(self, what: str, n: int, parts: dict, ratios: dict | None = None) -> None:
+        """parts: name of a tensor -> how far it is from that of the other run."""
+        size = max(parts.values(), default=0.0)
+        level = max(self.rounding(), self.largest)
+        if size <= GROWTH * level:
+            self.begun = self.begun or size
+            self.largest = max(self.largest, size)
+            return
+
+        names = [name for name, part in parts.items() if part > GROWTH * level]
+        ratios = list((ratios or {"": 1.0}).values())
+        factor = median(ratios)
+        values = {"size": size, "level": level, "names": few(names), "count": len(names)}
+        values |= {"all": len(parts), "low": min(ratios), "high": max(ratios), "factor": factor}
+        alike = max(ratios) - min(ratios) < max(1e-3, 10 * level) * factor
+        if not all(one.known for one in self.batches):
+            self.numbers = False
+            self.say("skipped", f"unknown:{what}", n, **values)
+            return
+        causes = self.causes(n) if what == "gradients" and 0.7 < factor < 1.4 else []
+        worlds = self.two.first.world / self.one.first.world
+        if causes:
+            self.numbers = False
+            for name, more in causes:
+                self.say("cause", name, n, **values, **more)
+        elif size <= JUMP * level and size < 0.1:
+            self.numbers = False
+            self.say("undecided", "undecided", n, **values)
+        elif alike and worlds != 1 and math.isclose(factor, worlds, rel_tol=1e-2):
+            self.say("differs", "gradients:processes", n, **values)
+        elif alike and worlds != 1 and math.isclose(factor, 1 / worlds, rel_tol=1e-2):
+            self.say("differs", "gradients:inverse", n, **values)
+        elif alike and abs(factor - 1) > 1e-3:
+            self.say("differs", "gradients:factor", n, **values)
+        else:
+            self.say("differs", what, n, **values)
+
+    def rounding(self) -> float:
+        types = {name for run in self.runs for name in run.of_model("types")}
+        types |= {event["type"] for run in self.runs for event in run.first.events["autocast"]}
+        return max((ROUNDING.get(name, 3e-2) for name in types), default=ROUNDING["float32"])
+
+    def causes(self, n: int) -> list[tuple[str, dict]]:
+        """What makes gradients of right runs differ, so far as facts show it."""
+        found = []
+        norms = max((run.of_model("norms") for run in self.runs), key=len)
+        drops = max((run.of_model("drops") for run in self.runs), key=len)
+        if norms:
+            found.append(("batchnorm", {"norms": few(norms), "number": len(norms)}))
+        if drops:
+            found.append(("dropout", {"drops": few(drops), "number": len(drops)}))
+        elif any(map(draws, self.runs)):
+            found.append(("drawn", {}))
+        shares = [one.shares(n) for one in self.batches]
+        uneven = [share for share in shares if len(set(share)) > 1]
+        if uneven:
+            found.append(("parts", {"shares": listed(uneven[0])}))
+        return found
+
+    # ---- epochs, files, printed lines ----
+
+    def compare_epochs(self) -> None:
+        counts = [run.epochs() for run in self.runs]
+        each = [
+            len(one.rows[0]) // run.steps()
+            for one, run in zip(self.batches, self.runs, strict=True)
+        ]
+        for n, (mine, theirs) in enumerate(zip(*counts, strict=False), 1):
+            if mine != theirs and each[0] == each[1]:
+                self.say("differs", "epochs", epoch=n, mine=mine, theirs=theirs)
+                return
+        mine, theirs = (run.steps() for run in self.runs)
+        if mine != theirs and all(run.ended() for run in self.runs):
+            self.say("differs", "steps", mine=mine, theirs=theirs)
+
+    def compare_saved(self) -> None:
+        mine, theirs = map(saved, self.runs)
+        both = sorted(mine.keys() & theirs.keys())
+        for file, step in both:
+            a, b = mine[file, step], theirs[file, step]
+            if a.keys() != b.keys():
+                self.say("differs", "saved:names", file=file, name=sorted(a.keys() ^ b.keys())[0])
+                return
+            parts = {name: apart(row, b[name]) for name, row in a.items()}
+            size = max(parts.values(), default=0.0)
+            if self.numbers and size > GROWTH * max(self.rounding(), self.largest):
+                name = max(parts, key=parts.get)
+                self.say("differs", "saved", step, file=file, name=name, size=size)
+                return
+        if both and self.numbers:
+            self.say("same", "saved:same", files=listed(sorted({file for file, _ in both})))
+
+    def compare_printed(self) -> None:
+        """Lines with the same words and other numbers."""
+        mine, theirs = map(printed, self.runs)
+        both = [
+            pair
+            for words in mine.keys() & theirs.keys()
+            for pair in zip(mine[words], theirs[words], strict=False)
+        ]
+        tolerance = 10 * GROWTH * max(self.rounding() / 100, self.largest)
+        found = [(others(a["text"], b["text"], tolerance), a, b) for a, b in both]
+        found = [row for row in found if row[0]]
+        strange = [row for row in found if not of_own_share(self.two, row[2], row[0])]
+        if not found:
+            if both:
+                self.say("same", "printed:same", count=len(both))
+            return
+        rows = [
+            f"\n    {run.label}  {line['text']}"
+            for _, *lines in (strange or found)[:FEW]
+            for run, line in zip(self.runs, lines, strict=True)
+        ]
+        values = {"count": len(strange or found), "all": len(both), "rows": "".join(rows)}
+        if self.parted() or not self.numbers:
+            self.say("note", "printed:known", **values)
+        elif strange:
+            self.say("differs", "printed", **values)
+        else:
+            self.say("cause", "printed:share", **values)
+
+
+def averages(run: Run) -> bool:
+    return bool(run.of_model("sizes")) and averages_weights(run.everyone)
+
+
+def alike(mine: list, theirs: list) -> bool:
+    """Targets and items of a sample."""
+    same = math.isclose(mine[1], theirs[1], rel_tol=1e-5, abs_tol=1e-5)
+    return same and mine[0] == theirs[0]
+
+
+def apart(mine: tuple, theirs: tuple, least: float = 0.0) -> float:
+    """How far two tensors are apart, relative to their norm, so far as figures tell it."""
+    (norm, sample), (norm2, sample2) = mine, theirs
+    if repr([norm, sample]) == repr([norm2, sample2]):
+        return 0.0
+    scale = max(norm, norm2, least, 1e-30)
+    found = abs(norm - norm2) / scale
+    if None not in (sample, sample2):
+        found = max(found, abs(sample - sample2) / 64 / scale)
+    return found if math.isfinite(found) else math.inf
+
+
+def few(names: list) -> str:
+    return ", ".join(names[:FEW]) + (" …" if len(names) > FEW else "")

@@ -1,0 +1,123 @@
+"""What is recorded besides for a comparison of two runs (../against.py): `doctor --against`."""
+
+import math
+import os
+import re
+import sys
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from .figures import GROUPS, figures_of
+from .notes import hook, notes
+from .without import frozen, without
+
+MOST_TENSORS = 4000  # of an optimizer, and of a checkpoint: a figure for each
+MOST_LINES = 500
+# Names that wrappers put before those of a module.
+WRAPPERS = r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+# Settings of an optimizer that change no result, or are compared in each step.
+NO_SETTING = ("params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable")
+
+
+def compares() -> bool:
+    return "DOCTOR_AGAINST" in os.environ
+
+
+def groups_of(count: int) -> int:
+    """Figures for so many tensors: one for each, where two runs are compared."""
+    return count if compares() and count <= MOST_TENSORS else GROUPS
+
+
+def plain(name: str) -> str:
+    return re.sub(WRAPPERS, "", name)
+
+
+def note_optimizer(number: int, optimizer: object, model: object) -> None:
+    """At its first step: names and groups of its parameters, and the settings of each group."""
+    found = model.named_parameters() if model is not None else ()
+    names = {id(p): plain(name) for name, p in found}
+    members = [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"]]
+    settings = []
+    for group in optimizer.param_groups:
+        values = {k: str(v)[:60] for k, v in group.items() if k not in NO_SETTING}
+        settings.append({"class": type(optimizer).__name__, **values})  # Horovod keeps the name
+    names = [[names.get(id(p), f"parameter {m}"), n] for m, (n, p) in enumerate(members)]
+    notes.event("optimizer", number=number, names=names, options=settings)
+
+
+def note_layers(model: object, parameters: list) -> None:
+    """What makes two right runs differ: statistics of a part of the batch, random numbers in
+    forward, and how exact the numbers are."""
+    synced = torch.nn.SyncBatchNorm
+    several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    norms, drops = [], []
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.training and not frozen(module):
+            norms += [] if several and isinstance(module, synced) else [plain(name)]
+        if (
+            isinstance(module, _DropoutNd)
+            and module.training
+            and module.p
+            and not without("dropout")
+        ):
+            drops.append(plain(name))
+    types = {str(p.dtype).removeprefix("torch.") for p in parameters}
+    if torch.get_float32_matmul_precision() != "highest":
+        types.add("tf32")
+    copies = 1  # of a part, where FSDP also replicates
+    for p in [p for p in parameters if hasattr(p, "to_local")][:1]:
+        sizes = zip(p.placements, p.device_mesh.mesh.shape, strict=True)
+        copies = math.prod(size for place, size in sizes if place.is_replicate())
+    notes.event("layers", norms=norms, drops=drops, types=sorted(types), copies=copies)
+
+
+def note_autocast(_: object, autocast: object, *args: object) -> None:
+    if compares() and autocast._enabled and autocast.fast_dtype not in TOLD:
+        TOLD.add(autocast.fast_dtype)
+        notes.event("autocast", type=str(autocast.fast_dtype).removeprefix("torch."))
+
+
+TOLD = set()
+
+
+def saved(obj: object, file: object, *_: object, **__: object) -> None:
+    if not compares():
+        return
+    tensors = {}
+    collect(obj, "", tensors)
+    name = os.path.basename(os.fspath(file)) if isinstance(file, str | os.PathLike) else ""
+    found = list(tensors.items())[:MOST_TENSORS]
+    rows = {key: figures_of([tensor]).sum(0).tolist() for key, tensor in found}
+    notes.event("checkpoint", file=name, tensors=rows)
+
+
+def collect(obj: object, name: str, tensors: dict, depth: int = 0) -> None:
+    if isinstance(obj, torch.Tensor) and obj.is_floating_point():
+        tensors[plain(name)] = obj
+    elif isinstance(obj, dict) and depth < 4:
+        for key, value in obj.items():
+            collect(value, f"{name}.{key}" if name else str(key), tensors, depth + 1)
+
+
+class Output:
+    """Whole lines of what the process prints."""
+
+    def __init__(self) -> None:
+        self.begun = ""
+        self.count = 0
+
+    def write(self, text: object, *_: object) -> None:
+        *lines, self.begun = (self.begun + str(text)).split("\n")
+        for line in lines:
+            line = line.rpartition("\r")[2].strip()  # before it: a bar, which is drawn again
+            if compares() and line and self.count < MOST_LINES:
+                self.count += 1
+                notes.event("printed", text=line[:300])
+
+
+def watch_output(probe: str, _: object) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            hook(probe, stream, "write", Output().write)

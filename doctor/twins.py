@@ -1,0 +1,219 @@
+"""What against.py compares: samples, numbers and printed lines of a run, of all its ranks."""
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from .checks.teams import Teams
+from .ranks import Pass, Rank
+
+NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+UNITS = r"(?:s|sec|secs|seconds?|ms|min|minutes|h|hours?|[kMG]i?B|[\w]+/s(?:ec)?|s/\w+)"
+CLOCKED = r"\w*(?:time|elapsed|speed|second|throughput|memory)\w*|\b(?:eta|data|mem)\b"
+CLOCKS = (
+    r"\d+:\d\d(?::\d\d)?(?:[.,]\d+)?|"
+    rf"(?i:{CLOCKED})\W*{NUMBER}|"
+    rf"{NUMBER}\s*{UNITS}\b"
+)
+
+
+@dataclass
+class Run:
+    """ranks: those whose samples together are those of a step."""
+
+    label: str
+    everyone: list[Rank]
+    ranks: list[Rank]
+    together: bool  # ranks work on one sample, or each has a part of the model
+    exchange: bool  # ranks tell each other something of their samples in each step
+    sharded: bool
+    names: dict[int, list] = field(default_factory=dict)  # optimizer -> [name, its group]
+    options: dict[int, list] = field(default_factory=dict)  # optimizer -> settings of each group
+
+    @property
+    def first(self) -> Rank:
+        return self.everyone[0]
+
+    def steps(self) -> int:
+        return min(len(rank.steps) for rank in self.everyone)
+
+    def ended(self) -> bool:
+        return all(rank.ended.get("error") == "None" for rank in self.everyone)
+
+    def epochs(self) -> list[int]:
+        """Batches of each whole pass of training."""
+        return [len(one.batches) for one in self.first.trained() if one.whole()]
+
+    def of_model(self, name: str) -> list:
+        """What the events of its model say: wrappers, sizes, norms, drops, types."""
+        events = [self.first.model, *self.first.events["layers"]]
+        return next((event[name] for event in events if event.get(name)), [])
+
+    def named(self, step: int) -> list:
+        """Of the optimizer that makes this step, which counts from 1."""
+        return self.names.get(self.first.steps[step - 1]["optimizer"], [])
+
+    def flat(self) -> bool:
+        """Its parts cannot be put together: of ZeRO, and of FSDP's flattened parameters."""
+        flat = any("_flat_param" in name for name, _ in self.named(1))
+        return self.sharded and (flat or "FSDP" not in self.of_model("wrappers"))
+
+    def figures(self, what: str, n: int, step: int) -> dict[str, tuple]:
+        """Name of a tensor -> its norm and its sample; of parts, the norm of all ranks together."""
+        ranks = self.everyone if self.sharded else [self.first]
+        values = [rank.figures[what].get(n, []) for rank in ranks]
+        names = [name for name, _ in self.named(step)]
+        if any(len(value) != len(names) for value in values):
+            return {}
+        rows = [tuple(row) for row in values[0]]
+        if self.sharded:
+            copies = math.sqrt(self.of_model("copies"))
+            rows = [
+                (math.hypot(*(norm for norm, _ in row)) / copies, None)
+                for row in zip(*values, strict=True)
+            ]
+        return dict(zip(names, rows, strict=True))
+
+
+def run_of(label: str, ranks: list[Rank]) -> Run:
+    teams = Teams(ranks)
+    model = ranks[0].model
+    together = teams.together or bool(model.get("together"))
+    sharded = "sharded" in model.get("wrappers", [])
+    run = Run(label, ranks, teams.groups[0], together, teams.exchange, sharded)
+    for event in ranks[0].events["optimizer"]:
+        run.names[event["number"]] = event["names"]
+        run.options[event["number"]] = event["options"]
+    return run
+
+
+class Samples:
+    """What the loaders of training gave for each step."""
+
+    def __init__(self, run: Run) -> None:
+        self.steps = run.steps()
+        self.passes = [rank.trained() for rank in run.ranks]  # for each rank
+        every = [one for passes in self.passes for one in passes]
+        self.known = bool(every) and not run.together and all(map(keyed, every))
+        self.shuffles = any(one.loader["shuffles"] for one in every)
+        self.drawn = any(
+            event["states"] for one in every for event in one.drew
+        )  # random numbers made them
+        self.rows = []  # for each rank: pass and batch, as they came
+        for passes in self.passes:
+            rows = [(one, batch) for one in passes for batch in one.batches]
+            self.rows.append(sorted(rows, key=lambda row: row[1]["t"]))
+
+    def ahead(self) -> bool:
+        """Whether a loader fetches batches of later steps before the first step is made."""
+        begun = [sum(batch["place"] == 0 for _, batch in rows) for rows in self.rows]
+        return any(n > self.each(rows) for n, rows in zip(begun, self.rows, strict=True))
+
+    def each(self, rows: list) -> int:
+        return max(1, len(rows) // max(1, self.steps))
+
+    def batches(self, n: int, ahead: bool) -> list[list]:
+        """Of step n, for each rank. ahead: the n-th batch is taken for that of the n-th step."""
+        if not ahead:
+            return [[row for row in rows if row[1]["place"] == n - 1] for rows in self.rows]
+        return [rows[(n - 1) * self.each(rows) : n * self.each(rows)] for rows in self.rows]
+
+    def contents(self, n: int, ahead: bool) -> list[tuple]:
+        """Of step n: key, target and a number for the rest of each sample."""
+        found = []
+        for one, batch in (row for rows in self.batches(n, ahead) for row in rows):
+            keys = keys_of(one, batch)
+            columns = [batch.get(name) or [] for name in ("targets", "items")]
+            columns = [c if len(c) == len(keys) else [0] * len(keys) for c in columns]
+            found += zip(map(str, keys), *columns, strict=True)
+        return found
+
+    def shares(self, n: int) -> list[int]:
+        """How many samples of step n each rank has."""
+        return [sum(len(keys_of(*row)) for row in rows) for rows in self.batches(n, self.ahead())]
+
+    def repeats(self, n: int) -> int:
+        """How many samples come again in the passes of step n."""
+        passes = {id(one): one for rows in self.batches(n, self.ahead()) for one, _ in rows}
+        counts = Counter(str(key) for one in passes.values() for key in one.keys())
+        return sum(count - 1 for count in counts.values())
+
+    def first_epoch(self) -> Counter | None:
+        first = [passes[0] for passes in self.passes if passes]
+        whole = all(one.whole() for one in first)
+        return Counter(str(key) for one in first for key in one.keys()) if whole else None
+
+
+def keyed(one: Pass) -> bool:
+    """Whether it is known which samples are in its batches."""
+    ordered = all("items" in batch for batch in one.batches[:1])  # or workers overtake each other
+    return ordered and not one.unseen() and not (one.loader["iterable"] and not one.column("items"))
+
+
+def keys_of(one: Pass, batch: dict) -> list:
+    """What tells the samples of a batch apart; of a stream, what they hold."""
+    if not one.loader["iterable"]:
+        return batch.get("indices") or []
+    items = batch.get("items") or []
+    targets = batch.get("targets") or [None] * len(items)
+    return list(zip(targets, items, strict=False))
+
+
+def draws(run: Run) -> bool:
+    """Whether random numbers are drawn between two steps, and not to make samples."""
+    rank = run.first
+    states = [step["random"] for step in rank.steps[:2]]
+    begun = [one for one in rank.passes.values() if one.place == 1]  # a new pass draws a seed
+    main = [event for event in rank.events["drew"] if event["worker"] is None and event["states"]]
+    if len(states) < 2 or begun or main:
+        return bool(run.of_model("drops"))
+    return any(states[0].get(name) != states[1].get(name) for name in ("torch", "cuda"))
+
+
+def saved(run: Run) -> dict[tuple, dict]:
+    """File and step -> the tensors in it, of the rank that wrote it."""
+    found = {}
+    for event in (event for rank in run.everyone for event in rank.events["checkpoint"]):
+        if event["tensors"]:
+            found.setdefault((event["file"] or "torch.save", event["place"]), event["tensors"])
+    return found
+
+
+def printed(run: Run) -> dict[str, list]:
+    """Lines of rank 0 after its first step, by their words; without times and speeds."""
+    found = {}
+    for event in run.first.events["printed"]:
+        event["text"] = re.sub(CLOCKS, "~", event["text"])
+        if event["place"] and re.search(NUMBER, event["text"]):
+            found.setdefault(re.sub(NUMBER, "#", event["text"]), []).append(event)
+    return found
+
+
+def others(mine: str, theirs: str, tolerance: float) -> list[str]:
+    """The words before each number that is another one, by more than rounding."""
+    found = []
+    pairs = zip(re.finditer(NUMBER, mine), re.finditer(NUMBER, theirs), strict=True)
+    for one, other in pairs:
+        digits = [len(m[0].partition(".")[2].partition("e")[0]) for m in (one, other)]
+        last = 1.01 * 10.0 ** -max(digits) if max(digits) else 0
+        if not math.isclose(float(one[0]), float(other[0]), rel_tol=tolerance, abs_tol=last):
+            found.append(mine[: one.start()].lower())
+    return found
+
+
+def of_own_share(run: Run, line: dict, before: list[str]) -> bool:
+    """Whether rank 0 has computed these numbers of its own samples: nothing was told to other ranks
+    since the step before, and they are not of an evaluation."""
+    rank = run.first
+    trained = {id(one) for one in rank.trained()}
+    evaluated = any(
+        one.place == line["place"] and one.batches and one.batches[0]["t"] <= line["t"]
+        for one in rank.passes.values()
+        if id(one) not in trained
+    )
+    if evaluated and not all(
+        re.search(r"train\w*\W*(loss\w*|acc\w*)?\W*$", text) for text in before
+    ):
+        return False
+    return evaluated or not rank.summed(line["place"] - 1, line["place"] + 1)

@@ -1,0 +1,139 @@
+"""doctor --against: the same training on one process and on two, or where they part."""
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import faults
+import pytest
+import torch
+import twins
+from crew import Crew
+from examined import record
+from harness import ROOT, run_short
+
+from doctor.against import Comparison
+from doctor.ranks import read_ranks
+from doctor.report import LANGUAGES, Report
+from doctor.twins import run_of
+
+ATTACHED = []
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    with Crew(3) as members:
+        yield members
+
+
+def record_twin(without: str, *args: str) -> None:
+    """In a crew member: record() of a run that is compared."""
+    os.environ["DOCTOR_AGAINST"] = without
+    try:
+        if not ATTACHED:
+            from doctor.recorder import attach, notes, probes
+            from doctor.recorder.notes import FOLDER
+
+            os.environ[FOLDER] = f"{args[1]}/traces"
+            if not hasattr(notes, "folder"):
+                attach("torch")
+            else:
+                probes.attach(probes.OF_TWINS)
+            ATTACHED.append(True)
+        from doctor.recorder import twin
+
+        twin.TOLD.clear()
+        record(*args)
+    finally:
+        torch.set_default_dtype(torch.float32)  # a script may have set another
+        del os.environ["DOCTOR_AGAINST"]
+
+
+def compared(
+    crew: Crew, text: str, folder: Path, sizes: tuple = (1, 2), without: str = ""
+) -> dict[str, Comparison]:
+    """The comparisons of the script on so many ranks, by language."""
+    ranks = []
+    for n, size in enumerate(sizes):
+        own = folder / f"run{n}"
+        (own / "traces").mkdir(parents=True)
+        (own / "script.py").write_text(text)
+        words = (without, str(own / "script.py"), str(own), "")
+        with contextlib.suppress(AssertionError):  # a rank that gloo has aborted at its end
+            crew.run(record_twin, *words, world_size=size)
+        ranks.append(read_ranks(own / "traces"))
+    found = {}
+    for language in LANGUAGES:
+        runs = [run_of(label, these) for label, these in zip("AB", ranks, strict=True)]
+        found[language] = Comparison(*runs, Report(language))
+        found[language].compare()
+    return found
+
+
+@pytest.mark.parametrize("kind", twins.KINDS, ids=lambda kind: kind.replace(" ", "-"))
+def test_names_where_runs_part(kind: str, crew: Crew, tmp_path: Path) -> None:
+    words, name = twins.KINDS[kind]
+    for comparison in compared(crew, faults.changed(twins.BASE, words), tmp_path).values():
+        print(comparison.text())
+        first = next(seen for seen in comparison.seen if seen.kind not in ("same", "note"))
+        assert first.name == name, comparison.text()
+        wanted = {"differs": 1, "cause": 0}.get(first.kind, 3)
+        assert comparison.status() == wanted
+
+
+@pytest.mark.parametrize("what", twins.SAME, ids=lambda what: what.replace(" ", "-"))
+@pytest.mark.parametrize("size", [2, 3])
+def test_nothing_differs(what: str, size: int, crew: Crew, tmp_path: Path) -> None:
+    text = faults.changed(twins.BASE, twins.SAME[what])
+    text = text.replace("16 // world_size", "12 // world_size").replace("64, 1", "60, 1")
+    comparison = compared(crew, text, tmp_path, sizes=(1, size))["en"]
+    print(comparison.text())
+    assert comparison.text().endswith("Nothing differs."), comparison.text()
+    assert comparison.status() == 0
+
+
+MIXED = (
+    "nn.ReLU(), ", "nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), ", "model[2]", "model[-1]",
+    "DistributedSampler(train_set)",
+    "DistributedSampler(train_set) if world_size > 1 else "
+    "torch.utils.data.RandomSampler(train_set)",
+    "    sampler.set_epoch(epoch)\n", "    world_size > 1 and sampler.set_epoch(epoch)\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_without(wrong: bool, crew: Crew, tmp_path: Path) -> None:
+    """What right runs differ in is taken out of both, and what is wrong is left."""
+    text = faults.changed(twins.BASE, MIXED)
+    if wrong:
+        text = faults.changed(text, twins.KINDS["loss times the number of ranks"][0])
+    comparison = compared(crew, text, tmp_path, without="shuffling,batchnorm,dropout")["en"]
+    first = next((seen.name for seen in comparison.seen if seen.kind != "same"), "")
+    assert first == ("gradients:processes" if wrong else ""), comparison.text()
+
+
+def test_command(tmp_path: Path) -> None:
+    """In float64, too. The first difference stands in --json."""
+    (tmp_path / "right.py").write_text(faults.changed(twins.BASE, MIXED))
+    words = twins.KINDS["loss times the number of ranks"][0]
+    wrong = faults.changed((tmp_path / "right.py").read_text(), words)
+    (tmp_path / "wrong.py").write_text(wrong)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    options = ["--lang", "en", "--without", "all", "--json", "found.json", "--against"]
+    for script, status in (("right.py", 0), ("wrong.py", 1)):
+        command = [*torchrun, "2", script]
+        one = shlex.join(map(str, [*torchrun, "1", script]))
+        result = run_short([sys.executable, ROOT / "doctor", *options, one, *command], tmp_path)
+        found = json.loads((tmp_path / "found.json").read_text())["against"]
+        assert result.returncode == status, result.output
+        if status == 0:
+            [numbers] = [seen for seen in found["seen"] if seen["name"] == "numbers:same"]
+            assert 0 < numbers["values"]["largest"] < 1e-13
+        else:
+            assert found["first_difference"]["name"] == "gradients:processes"
+            assert found["first_difference"]["step"] == 1
+            assert found["first_difference"]["values"]["factor"] == pytest.approx(2)

@@ -1,0 +1,187 @@
+"""One training for any number of processes, and ways in which it is another one on two.
+
+Each kind: texts, what stands there and what stands there instead, and so on; and the name of what
+the comparison of one process with two must say first. {ONE} and {TWO} are the number of processes.
+"""
+
+BASE = '''\
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+
+class Points(Dataset):
+    """Point i, the class of its quarter, and how many words it has."""
+
+    def __init__(self, count, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.points = torch.randn(count, 8, generator=generator)
+        self.words = torch.randint(1, 9, (count,), generator=generator)
+
+    def __len__(self):
+        return len(self.points)
+
+    def __getitem__(self, i):
+        point = self.points[i]
+        return point, int(point[0] > 0) + 2 * int(point[1] > 0), self.words[i]
+
+
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+batch_size = 16 // world_size
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+average = copy.deepcopy(model)
+ddp = DistributedDataParallel(model)
+body, head = list(model[0].parameters()), list(model[2].parameters())
+optimizer = torch.optim.AdamW([{"params": body}, {"params": head, "lr": 0.02}], lr=0.01)
+
+train_set, val_set = Points(64, 1), Points(41, 2)
+sampler = DistributedSampler(train_set)
+loader = DataLoader(train_set, batch_size, sampler=sampler)
+val_loader = DataLoader(val_set, 8, sampler=range(rank, len(val_set), world_size))
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4 * len(loader))
+
+for epoch in range(4):
+    sampler.set_epoch(epoch)
+    model.train()
+    for step, (points, targets, words) in enumerate(loader):
+        losses = nn.functional.cross_entropy(ddp(points), targets, reduction="none")
+        loss = losses.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        for mean, weight in zip(average.parameters(), model.parameters(), strict=True):
+            mean.data.lerp_(weight.data, 0.2)
+
+    model.eval()
+    totals = torch.zeros(2)
+    with torch.inference_mode():
+        for points, targets, _ in val_loader:
+            totals += torch.tensor([(average(points).argmax(1) == targets).sum(), len(targets)])
+    dist.all_reduce(totals)
+    if rank == 0:
+        print(f"epoch {epoch}: accuracy {totals[0] / totals[1]:.4f}, {0.1 * rank + 1:.1f} s")
+        torch.save({"model": model.state_dict(), "average": average.state_dict()}, "model.pt")
+dist.destroy_process_group()
+'''
+LOSS = "        loss = losses.mean()\n"
+STEP = "        optimizer.step()\n        scheduler"
+CLIP = "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+AVERAGE = "            mean.data.lerp_"
+REDUCE = "    dist.all_reduce(totals)\n"
+MEAN = "totals[0] / totals[1]"
+OPTIMIZER = 'torch.optim.AdamW([{"params": body}, {"params": head, "lr": 0.02}], lr=0.01)'
+NO_CLIP = (CLIP, "")
+
+KINDS = {
+    # what people report
+    "loss times the number of ranks": (
+        (*NO_CLIP, LOSS, LOSS + "        loss = loss * world_size\n"), "gradients:processes"),
+    "the mean of the words of a rank": (
+        (LOSS, "        loss = (losses * words).sum() / words.sum()\n"), "gradients"),
+    "a rule that changes weights on each rank": (
+        (STEP, "        optimizer.step()\n"
+         "        if step == 1 and world_size > 1:\n"
+         "            model[2].weight.data *= 1.05\n        scheduler"), "weights"),
+    "a step that one rank decides to skip": (
+        (STEP, "        loss.item() > 1.3 and optimizer.step()\n        scheduler"),
+        "skipped"),
+    # other beginnings
+    "another seed": (("torch.manual_seed(0)", "torch.manual_seed(world_size)"), "start"),
+    "another model": (("nn.ReLU(), ", "nn.ReLU(), *[nn.Linear(16, 16)] * (world_size - 1), ",
+                       "model[2]", "model[-1]"), "parameters"),
+    "another eps": (("lr=0.01)", "lr=0.01, eps=1e-7 / world_size)"), "options"),
+    "another rate of one group": (('"lr": 0.02', '"lr": 0.02 * world_size'), "rates"),
+    "a schedule of another length": (("4 * len(loader)", "4 * len(loader) * world_size"), "rates"),
+    "a schedule that is stepped for each rank": (
+        ("        scheduler.step()",
+         "        for _ in range(world_size):\n            scheduler.step()"), "rates"),
+    # samples
+    "a batch that is not divided": (("16 // world_size", "16"), "batch"),
+    "no share for each rank": (("DistributedSampler(train_set)", "torch.utils.data.RandomSampler("
+                               "train_set, generator=torch.Generator().manual_seed(0))",
+                               "    sampler.set_epoch(epoch)\n", ""), "twice"),
+    "no set_epoch on two ranks": (
+        ("    sampler.set_epoch(epoch)\n", "    sampler.set_epoch(epoch // world_size)\n"),
+        "samples"),
+    "another seed of the sampler": (
+        ("DistributedSampler(train_set)", "DistributedSampler(train_set, seed=world_size)"),
+        "order:epoch"),
+    "other contents": (("point = self.points[i]", "point = self.points[i] / dist.get_world_size()"),
+                       "contents"),
+    "other targets": (
+        ("int(point[0] > 0) +", "int(point[0] > 0) * (2 - dist.get_world_size()) +"), "targets"),
+    "a drawn view": (
+        ("point = self.points[i]", "point = self.points[i] + torch.randn(8)"), "views"),
+    "a sampler that fills up": (("Points(64, 1)", "Points(63, 1)"), "padding"),
+    "a last batch in unequal parts": (
+        ("DistributedSampler(train_set)", "DistributedSampler(range(64), shuffle=False)",
+         "DataLoader(train_set, batch_size, sampler=sampler)",
+         "DataLoader(train_set, batch_size, sampler=range(rank, 63, world_size))"), "parts"),
+    "an epoch without its last batch": (
+        ("sampler=sampler)", "sampler=sampler, drop_last=world_size > 1)",
+         "Points(64, 1)", "Points(66, 1)", "4 * len(loader)", "20"), "samples"),
+    # gradients
+    "the sum of losses": (
+        (*NO_CLIP, LOSS, "        loss = losses.sum()\n"), "gradients:inverse"),
+    "gradients that are added up": (
+        (*NO_CLIP, "        loss.backward()\n",
+         "        loss.backward()\n        for p in model.parameters():\n"
+         "            dist.all_reduce(p.grad)\n"), "gradients:processes"),
+    "clipping before averaging": (
+        ("ddp(points)", "model(points)", CLIP, CLIP +
+         "        for p in model.parameters():\n"
+         "            dist.all_reduce(p.grad)\n            p.grad /= world_size\n"), "gradients"),
+    "accumulation that does not divide": (
+        (*NO_CLIP, LOSS, LOSS + "        loss = loss if world_size == 1 else 1.5 * loss\n"),
+        "gradients:factor"),
+    "a frozen layer on one rank": (
+        ("        loss.backward()\n",
+         "        loss.backward()\n        if rank == world_size - 1 == 1:\n"
+         "            model[0].weight.grad.zero_()\n", "ddp(points)", "model(points)", CLIP,
+         "        for p in model.parameters():\n"
+         "            dist.all_reduce(p.grad)\n            p.grad /= world_size\n"), "gradients"),
+    "BatchNorm": (("nn.ReLU(), ", "nn.BatchNorm1d(16), nn.ReLU(), ", "model[2]", "model[-1]"),
+                  "batchnorm"),
+    "BatchNorm, and the loss times ranks": (
+        ("nn.ReLU(), ", "nn.BatchNorm1d(16), nn.ReLU(), ", "model[2]", "model[-1]",
+         *NO_CLIP, LOSS, LOSS + "        loss = loss * world_size\n"), "gradients"),
+    "dropout": (("nn.ReLU(), ", "nn.Dropout(0.2), nn.ReLU(), ", "model[2]", "model[-1]"),
+                "dropout"),
+    "noise": (("ddp(points)", "ddp(points + torch.randn(points.shape))"), "drawn"),
+    # after it
+    "an average on rank 0 that rank 1 forgets": ((AVERAGE, "            rank or mean.data.lerp_"),
+                                                 "printed"),
+    "an average that begins late": (
+        (AVERAGE, "            step < world_size - 1 or mean.data.lerp_"), "saved"),
+    "the mean of the ranks' accuracies": (
+        (REDUCE, "    totals /= totals[1].clone()\n    dist.all_reduce(totals)\n"), "printed"),
+    "the accuracy of rank 0's share": ((REDUCE, ""), "printed"),
+    "an evaluation that counts twice": (
+        ("sampler=range(rank, len(val_set), world_size)",
+         "sampler=DistributedSampler(val_set, shuffle=False)"), "printed"),
+    "fewer epochs": (("range(4)", "range(5 - world_size)"), "steps"),
+    "the loss of rank 0": (
+        ('        print(f"epoch', '        print(f"train loss {loss:.4f}")\n        print(f"epoch'),
+        "printed:share"),
+}  # fmt: skip
+SAME = {
+    "as it is": (),
+    "groups in another order": (
+        OPTIMIZER, 'torch.optim.AdamW([{"params": body}, {"params": head, "lr": 0.02}]'
+        "[:: 1 if world_size == 1 else -1], lr=0.01)"),
+    "float64": ("torch.manual_seed(0)",
+                "torch.set_default_dtype(torch.float64)\ntorch.manual_seed(0)"),
+    "bfloat16": ("        losses = nn.functional.cross_entropy(ddp(points)",
+                 "        with torch.autocast('cpu', torch.bfloat16):\n"
+                 "            scores = ddp(points)\n"
+                 "        losses = nn.functional.cross_entropy(scores.float()"),
+}  # fmt: skip
