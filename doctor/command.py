@@ -189,6 +189,7 @@ def main() -> None:
     status = job.process.returncode
 
     report = Report(language, tuple(args.allow))
+    report.broken = any(rank.ended.get("error", "None") != "None" for rank in ranks)
     judge(ranks, report)
     comparison = None
     if first:

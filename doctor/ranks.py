@@ -114,8 +114,9 @@ class Rank:
         passes = list(self.passes.values())
         trained = {one.loader["id"] for one in passes if one.steps}
         found = defaultdict(list)
+        last = next((one for one in passes[::-1] if one.loader["id"] in trained), None)
         for one in passes:
-            begun = one is passes[-1] and one.batches and not one.ended
+            begun = one is last and one.batches and not one.ended
             if one.steps or (begun and one.loader["id"] in trained):
                 found[str(one.loader["at"])].append(one)
         return found

@@ -86,6 +86,7 @@ class Report:
         self.not_checked: dict[str, str] = {}
         self.checked: list[str] = []
         self.all_ranks = True  # or only those of one machine of several
+        self.broken = False  # the script ended by an error
         self.mild = False  # findings are only notes, whatever their severity
         self.blocked: dict[str, str] = {}  # findings whose probes are missing, and why
 
@@ -117,7 +118,7 @@ class Report:
 
     def text(self) -> str:
         parts = ["\n".join(finding.lines(own_call())) + "\n" for finding in self.findings]
-        parts = parts or [self.say("nothing") + "\n"]
+        parts = parts or [self.say("until" if self.broken else "nothing") + "\n"]
         parts.append(f"{self.say('checked')} {', '.join(self.checked)}")
         reasons = defaultdict(list)
         for name, why in self.not_checked.items():

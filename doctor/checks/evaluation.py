@@ -94,12 +94,15 @@ def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str
         return report.find("wrong_evaluation:everyone", at, mild, count=size)
     if len(phase) > 1 and all(map(is_flag, reduced)):
         return "joined" if joined else report.find("wrong_evaluation:flag", at, accelerate, **share)
-    return "chosen" if missing > 0 or twice else None
+    if missing > 0 or twice:
+        return "chosen"
+    adds = gathered or joined or everyone or size in counted(phase, 0)
+    return None if len(phase) == 1 or adds else "unproven"
 
 
 def is_flag(event: dict) -> bool:
     """One number, 0 or 1, such as a vote for an early stop; but an accuracy may be one, too."""
-    return event["values"] in ([0.0], [1.0])
+    return event["size"] == 1 and event["values"] in ([0.0], [1.0])
 
 
 def counted(phase: list[list[Pass]], twice: int) -> set[float]:

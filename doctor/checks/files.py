@@ -25,7 +25,10 @@ def check_files(ranks: list[Rank], report: Report) -> None:
         empty = os.path.isfile(path) and os.path.getsize(path) == 0  # a lock, or a sign
         if len(events) > 1 and not empty:
             at = next(iter(events.values()))["at"]
-            report.find("shared_file", at, ranks=listed(list(events)), path=path)
+            sizes = {str(rank.model.get("sizes")) for rank in ranks}
+            parts = len(sizes) > 1 or report.teams.exchange or report.teams.together
+            name = "shared_file:parts" if parts else "shared_file"
+            report.find(name, at, ranks=listed(list(events)), path=path)
     for rank in ranks:
         for event in rank.events["loaded"][:1]:
             return report.find("wrapped_keys:loaded", event["at"])

@@ -14,7 +14,9 @@ from ..report import Report
 def check_randomness(ranks: list[Rank], report: Report) -> str | None:
     """Do ranks draw the same random numbers, and does anything draw?"""
     trained = [rank.trained() for rank in ranks]
-    if report.teams.together or report.teams.exchange:
+    if report.teams.together or (report.teams.exchange and not own_samples(trained)):
+        for rank, passes in zip(ranks, trained, strict=True):
+            check_items([rank], [passes], report)  # its epochs and workers
         return "together" if report.teams.together else "exchange"
     # A new pass draws a seed for its workers, equal or not: only steps of one pass are asked.
     short = [passes for passes in trained if passes and passes[0].steps < 2]
@@ -33,6 +35,12 @@ def check_randomness(ranks: list[Rank], report: Report) -> str | None:
     if not all(any(one.drew for one in passes) for passes in trained):
         return "workers"
     return check_items(ranks, trained, report)
+
+
+def own_samples(trained: list[list[Pass]]) -> bool:
+    """Whether no sample of the first pass came to two ranks."""
+    keys = [passes[0].keys() if passes and not passes[0].unseen() else [] for passes in trained]
+    return all(keys) and len(set().union(*keys)) == sum(len(set(mine)) for mine in keys)
 
 
 def equal_stream(events: list[list[dict]]) -> str:

@@ -45,7 +45,9 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
         # Parts of a model would have begun unequal: most likely each rank holds the whole.
         report.find("no_averaging:together", at, mild=True, **gradients)
         return None
-    if report.teams.together or (report.teams.exchange and apart):
+    beside = max((event["beside"] for event in unhooked), default=0)
+    unhooked = [event for event in unhooked if event["new"] or event["moved"]]
+    if report.teams.together or (report.teams.exchange and (apart or beside)):
         return "together"
     if gradients and not averaged:
         name = "no_averaging:group" if wrappers else "no_averaging"
@@ -56,10 +58,13 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
         event = unhooked[0]
         values = {"new": event["new"], "moved": event["moved"]}
         report.find("unequal_gradients:unhooked", at, **values)
+    elif gradients and beside:
+        report.find("unequal_gradients:beside", at, count=beside, **gradients)
     elif gradients:
         report.find("unequal_gradients", first.steps[-1]["backward"], **gradients)
-    elif rates := unequal_rates(ranks):
-        report.find("drifting_weights:rates", first.sets_rate(first.steps[-1]), **rates)
+    elif (rates := unequal_rates(ranks)) and not report.has("collective_order"):
+        name = "drifting_weights:schedulers" if "fewer" in rates else "drifting_weights:rates"
+        report.find(name, first.sets_rate(first.steps[-1]), **rates)
     elif weights:
         report.find("drifting_weights", first.steps[-1]["made"], **weights)
     elif not report.teams.exchange:
@@ -145,5 +150,8 @@ def unequal_rates(ranks: list[Rank]) -> dict | None:
             for mine, theirs in zip(steps[0]["rates"], step["rates"], strict=False):
                 if mine != theirs:
                     values = {"step": step["n"], "one": ranks[0].rank, "other": ranks[n].rank}
-                    return {**values, "mine": mine, "theirs": theirs}
+                    made = [sum(count for _, count in s["schedules"]) for s in (steps[0], step)]
+                    values |= {"mine": mine, "theirs": theirs}
+                    counts = {"fewer": made[0], "more": made[1]} if made[0] != made[1] else {}
+                    return values | counts
     return None

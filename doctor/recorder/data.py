@@ -59,13 +59,18 @@ class Data:
             root = root.dataset
         sampler = getattr(loader, "sampler", None)
         samplers = [sampler, *inside(sampler)]
+        length = None if iterable else length_of(loader.dataset)
+        whole = None if iterable else length_of(root)
+        drawn = drawn_from(sampler)
+        if not iterable and drawn not in (None, length):
+            length = whole = drawn  # its indices are of something else than it shows
         notes.event(
             "loader",
             id=self.loaders,
             at=at,
             iterable=iterable,
-            length=None if iterable else length_of(loader.dataset),
-            root=None if iterable else length_of(root),
+            length=length,
+            root=whole,
             fingerprint=fingerprint(root),
             described=described(root),
             subset=fingerprint(loader.dataset) if root is not loader.dataset else "",
@@ -198,6 +203,13 @@ def inside(sampler: object) -> list:
     holders = [sampler, getattr(sampler, "dataset", None)]
     found = [getattr(one, name, None) for one in holders for name in ("sampler", "_sampler")]
     return [one for one in found if isinstance(one, Sampler)][:1]
+
+
+def drawn_from(sampler: object) -> int | None:
+    """How many samples torch's own samplers draw from."""
+    source = getattr(sampler, "data_source", None)
+    source = getattr(sampler, "dataset", None) if source is None else source
+    return length_of(source) if type(sampler).__module__.startswith("torch.") else None
 
 
 def shuffles(sampler: object) -> bool:

@@ -34,6 +34,7 @@ class Training:
         self.made = weakref.WeakKeyDictionary()  # an optimizer or DDP -> its line
         self.schedulers = weakref.WeakKeyDictionary()
         self.model = lambda: None  # that is trained, if it still exists
+        self.beside = 0  # parameters of optimizers in no model that DDP wraps
         self.wrapped = {}  # a parameter's id -> the node of the graph that DDP waits for
         self.scaled = False  # a GradScaler has multiplied the loss, and not divided the gradients
         self.stepped = None  # an event of the GPU: it has come to the end of the latest step
@@ -162,9 +163,13 @@ class Training:
         mine = [p for p in parameters if p.grad is not None and p.requires_grad]
         known = [p for p in mine if id(p) in self.wrapped]
         lost = [p for p in known if self.wrapped[id(p)] is not node(p)]
-        new = len(mine) - len(known)
+        inside = {id(p) for ddp in list(window.wrapped) for p in ddp.module.parameters()}
+        other = [p for p in mine if id(p) not in self.wrapped]
+        new = sum(id(p) in inside for p in other)
+        if lost or new or (len(other) > self.beside):
+            self.beside = len(other)
+            notes.event("unhooked", new=new, moved=len(lost), beside=len(other) - new)
         if lost or new:
-            notes.event("unhooked", new=new, moved=len(lost))
             self.wrapped.clear()  # once is enough
 
     def buffers(self, number: int) -> None:

@@ -26,6 +26,8 @@ GROUP_OF_ONE = (
 # Programs that are another one but for some words: its name; what stands there, what stands there
 # instead, and so on.
 VARIANTS = {
+    # A seed that all ranks share, so that their parts begin alike.
+    "divided_classes_of_one_seed": ("divided_classes", "torch.manual_seed(1 + rank)\n    ", ""),
     # Expert weights begin equal, as the seed is: other tokens make them differ.
     "experts_of_one_seed": ("expert_parallel", "        torch.manual_seed(100 + rank)\n", ""),
     # The checkpoint was made at the end of an epoch: nothing is left of it.
@@ -118,11 +120,13 @@ CORE = """
     results_by_files scheduler_by_design sequence_halves tensor_parallel_by_hand views_added_up
     wrong_fsdp_alike wrong_local_rank wrong_no_sampler wrong_contrast wrong_detection
     wrong_vote
-    curriculum episodes
+    curriculum episodes divided_classes_of_one_seed last_pass loader_of_users
     fresh_mixing normalizer resume_at_end wrong_beside wrong_frozen wrong_statistics
 """.split()
 # What must be checked in them, and what must not: to be silent would be no proof.
 CHECKED = {
+    # Whatever its attributes hold, such as functions by their names.
+    "dataset_readers": ("overlapping_samples unequal_targets", ""),
     "detection": ("overlapping_samples wrong_evaluation", ""),
     # Nobody can tell whether all of a fold was evaluated, and each sample once.
     "folds": ("", "wrong_evaluation"),
