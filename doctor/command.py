@@ -14,6 +14,10 @@ A folder; needs Python 3.10 and the torch of the script (2.6 or newer).
 Exit status: 1 for a wrong result or a hang ahead, 2 if the command could not be
 run to its end, 3 if something could not be checked because this torch lacks what
 the recorder attaches to, else 0. --explain ID says more of a finding.
+
+--against COMMAND runs COMMAND first, the same training on one process, say, both
+for 30 steps, and says where the two part: then 1 is also for a difference that
+no known cause explains, and 3 for what could not be compared.
 """
 
 import argparse
@@ -154,6 +158,11 @@ def run(args: argparse.Namespace, command: list[str], folder: Path) -> tuple[Job
     return job, ranks
 
 
+def broken(ranks: list[Rank]) -> bool:
+    """Whether the script has ended by an error."""
+    return any(rank.ended.get("error", "None") != "None" for rank in ranks)
+
+
 def print_ended(job: Job, ranks: list[Rank]) -> None:
     steps = listed([len(rank.steps) for rank in ranks])
     by = job.ended or f"status {job.process.returncode}"
@@ -184,16 +193,18 @@ def main() -> None:
 
     first = None
     if args.against:
-        first = run_in_folder(args, shlex.split(args.against))
+        one, first = run_in_folder(args, shlex.split(args.against))
+        if one.ended == "ctrl-c" or broken(first):
+            fail("the command of --against did not come to its end, so there is no comparison")
     job, ranks = run_in_folder(args, args.command)
     status = job.process.returncode
 
     report = Report(language, tuple(args.allow))
-    report.broken = any(rank.ended.get("error", "None") != "None" for rank in ranks)
+    report.broken = broken(ranks)
     judge(ranks, report)
     comparison = None
     if first:
-        comparison = Comparison(run_of("A", first[1]), run_of("B", ranks), report)
+        comparison = Comparison(run_of("A", first), run_of("B", ranks), report)
         comparison.compare()
         print("\n" + report.say("twin_runs", a=args.against, b=" ".join(args.command)))
         print("\n" + comparison.text())

@@ -97,9 +97,8 @@ class Samples:
         every = [one for passes in self.passes for one in passes]
         self.known = bool(every) and not run.together and all(map(keyed, every))
         self.shuffles = any(one.loader["shuffles"] for one in every)
-        self.drawn = any(
-            event["states"] for one in every for event in one.drew
-        )  # random numbers made them
+        # Random numbers made them.
+        self.drawn = any(event["states"] for one in every for event in one.drew)
         self.rows = []  # for each rank: pass and batch, as they came
         for passes in self.passes:
             rows = [(one, batch) for one in passes for batch in one.batches]

@@ -56,13 +56,8 @@ def note_layers(model: object, parameters: list) -> None:
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.training and not frozen(module):
             norms += [] if several and isinstance(module, synced) else [plain(name)]
-        if (
-            isinstance(module, _DropoutNd)
-            and module.training
-            and module.p
-            and not without("dropout")
-        ):
-            drops.append(plain(name))
+        if isinstance(module, _DropoutNd) and module.training and module.p:
+            drops += [] if without("dropout") else [plain(name)]
     types = {str(p.dtype).removeprefix("torch.") for p in parameters}
     if torch.get_float32_matmul_precision() != "highest":
         types.add("tf32")

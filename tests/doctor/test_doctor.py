@@ -52,6 +52,16 @@ def test_nothing_in_a_right_script(crew: Crew, tmp_path: Path) -> None:
     assert_all_ran(tmp_path, report)
 
 
+def test_a_mean_of_means(crew: Crew, tmp_path: Path) -> None:
+    """What ranks add up tells nothing of the samples: a loss of training may be added up there."""
+    reduced = "    dist.all_reduce(totals)\n"
+    words = (reduced, "    totals /= totals[1].clone()\n" + reduced)
+    text = faults.changed(faults.RIGHT.read_text(), words)
+    report = examined_text(crew, text, tmp_path)["en"]
+    assert report.findings == []
+    assert "--against" in report.not_checked["wrong_evaluation"]
+
+
 def test_a_rate_that_the_script_sets(crew: Crew, tmp_path: Path) -> None:
     """Nobody knows how long its schedule is."""
     by_hand = "    optimizer.param_groups[0]['lr'] *= 0.5\n"
@@ -309,6 +319,8 @@ def test_bad_use(tmp_path: Path) -> None:
         ("--steps", "-1", "true"): "--steps and --seconds are numbers above 0",
         (): "no command: type your launch line after it",
         ("--still", "5", "true"): "--still 5: at least 60",
+        ("--without", "all", "true"): "--without changes both runs of --against COMMAND",
+        ("--against", "x", "--without", "noise", "true"): "--without: noise: no such part; there",
         ("--explain", "same_ordr"): "argument --explain: same_ordr: no such finding",
         ("no-such-program", "x"): "cannot be started: no-such-program: No such file or directory",
         (sys.executable, "plain.py"): "ended with status 0, and no Python process of it has used",
