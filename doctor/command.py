@@ -10,7 +10,8 @@ processes notes samples, gradients, weights, collectives and files, and changes
 nothing: no collective, no random number, no order. When the command has ended,
 the notes of all ranks are compared. Two epochs with an evaluation show most.
 
-A folder; needs Python 3.10 and the torch of the script (2.6 or newer).
+A folder, one file, or a command (pip install .); needs Python 3.10 and the torch
+of the script (2.6 or newer).
 Exit status: 1 for a wrong result or a hang ahead, 2 if the command could not be
 run to its end, 3 if something could not be checked because this torch lacks what
 the recorder attaches to, else 0. --explain ID says more of a finding.
@@ -36,7 +37,7 @@ from .checks import judge
 from .findings import KINDS
 from .job import Job
 from .ranks import STILL, Rank, read_ranks, read_stack
-from .report import LANGUAGES, Report, explain, listed, short
+from .report import LANGUAGES, Report, explain, listed, own_call, short
 from .twins import run_of
 
 PARTS = ("shuffling", "batchnorm", "dropout", "rounding")  # recorder/without.py
@@ -64,7 +65,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="doctor",
         description=__doc__.splitlines()[0],
-        usage="python doctor [options] command ...",
+        usage=f"{own_call()} [options] command ...".replace("%", "%%"),
         allow_abbrev=False,
     )
     parser.add_argument("--steps", type=int, help="end the job when all ranks made them")

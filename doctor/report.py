@@ -5,6 +5,7 @@ import os
 import pkgutil
 import re
 import shlex
+import shutil
 import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass
@@ -36,6 +37,9 @@ def explain(language: str, which: str) -> str:
 
 def own_call() -> str:
     """The doctor, as it was called."""
+    name = os.path.basename(sys.argv[0])
+    if shutil.which(name) == sys.argv[0]:  # an installed command: the shell puts its folder before
+        return name
     words = sys.orig_argv
     return shlex.join(words[: len(words) - len(sys.argv) + 1])
 

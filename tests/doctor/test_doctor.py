@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from zipfile import ZipFile
 
 import faults
 import programs
@@ -550,6 +551,31 @@ def test_one_file(tmp_path: Path) -> None:
     assert f"     {more}\n" in result.stdout, result.output
     result = run([*shlex.split(more), "--lang", "zh"], tmp_path)
     assert result.stdout == explain("zh", "same_order") + "\n", result.output
+
+
+def test_installed(tmp_path: Path) -> None:
+    """pip install . installs the doctor and nothing else, as a command that calls itself by its
+    name; also into an environment without torch, which is the script's."""
+    for name in ("doctor", "pyproject.toml", "LICENSE"):  # a build leaves files beside them
+        (tmp_path / name).symlink_to(ROOT / name)
+    pip = [sys.executable, "-m", "pip"]
+    made = run([*pip, "wheel", "--no-index", "--no-deps", "--no-build-isolation", "."], tmp_path)
+    assert made.returncode == 0, made.output
+    [wheel] = tmp_path.glob("*.whl")
+    doctor = ROOT / "doctor"
+    files = [*doctor.rglob("*.py"), *(doctor / "words").iterdir()]
+    packed = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert packed == {f"ddp_doctor/{file.relative_to(doctor)}" for file in files}
+
+    assert run([sys.executable, "-m", "venv", "--without-pip", "room"], tmp_path).returncode == 0
+    into = ["--python", tmp_path / "room/bin/python"]
+    done = run([*pip, *into, "install", "--no-index", wheel], tmp_path)  # so it needs no package
+    assert done.returncode == 0, done.output
+    env = {"PATH": f"{tmp_path / 'room/bin'}:{os.environ['PATH']}"}
+    result = run_short(["ddp-doctor", "--lang", "en", *TORCHRUN, faults.RIGHT], tmp_path, env=env)
+    assert result.returncode == 0 and "\nNothing found.\n" in result.stdout, result.output
+    result = run(["ddp-doctor", "--help"], tmp_path, env=env)
+    assert result.stdout.startswith("usage: ddp-doctor [options]"), result.output
 
 
 def test_contract_of_the_two_halves() -> None:
