@@ -569,8 +569,10 @@ def test_installed(tmp_path: Path) -> None:
 
     assert run([sys.executable, "-m", "venv", "--without-pip", "room"], tmp_path).returncode == 0
     into = ["--python", tmp_path / "room/bin/python"]
-    done = run([*pip, *into, "install", "--no-index", wheel], tmp_path)  # so it needs no package
+    done = run([*pip, *into, "install", "--no-index", wheel], tmp_path)
     assert done.returncode == 0, done.output
+    installed = list(tmp_path.glob("room/lib/*/site-packages/*.dist-info"))
+    assert len(installed) == 1, "it needs no package"
     env = {"PATH": f"{tmp_path / 'room/bin'}:{os.environ['PATH']}"}
     result = run_short(["ddp-doctor", "--lang", "en", *TORCHRUN, faults.RIGHT], tmp_path, env=env)
     assert result.returncode == 0 and "\nNothing found.\n" in result.stdout, result.output
