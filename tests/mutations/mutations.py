@@ -796,7 +796,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{KINDS}::test_nothing_to_say[folds]": [
         ("the doctor looks for a sampler in a sampler", 1, '("sampler", "_sampler")', '()'),
         ("the doctor knows a step that is none", 1, "if begins_state():", "if False:"),
-        ("the doctor says that samples are chosen", 1, 'return "chosen" if', 'return None if'),
+        ("the doctor says that samples are chosen", 1, '        return "chosen"\n',
+         "        return None\n"),
     ],
     f"{PROBES}::test_a_loader_that_cannot_be_told": [
         ("no pass is told of a loader that is not", 1, "        at = user_line(loader)\n",
