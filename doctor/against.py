@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 
 from .checks.weights import averages_weights
+from .recorder.notes import NAMELESS
 from .report import Report, listed
 from .twins import Run, Samples, draws, of_own_share, others, printed, saved
 
@@ -105,9 +106,10 @@ class Comparison:
 
         least = 1e-6 if self.one.sharded or self.two.sharded else 0.0  # norms of parts are added up
         other = [name for name in mine if apart(mine[name], theirs[name]) > least]
-        if other and any(run.exchange for run in self.runs):
+        nameless = all(name.startswith(NAMELESS) for name in other)  # a part of one, say
+        if other and (nameless or any(run.exchange for run in self.runs)):
             self.numbers = False
-            self.say("skipped", "numbers:together")
+            self.say("skipped", "numbers:names" if nameless else "numbers:together")
             return
         if other:
             self.say("differs", "start", count=len(other), all=len(mine), names=few(other))

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 FOLDER = "DOCTOR_FOLDER"  # environment variable: where the events are written
 ENDED = "ended"  # a file there: the doctor is ending the job
+NAMELESS = "parameter "  # begins the name of one that is in no module; its number follows
 IDLE = 20  # seconds without an event: then the stack is written down
 HERE = os.path.dirname(__file__)
 STANDARD = os.path.dirname(os.__file__)

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from .figures import GROUPS, figures_of
-from .notes import hook, notes
+from .notes import NAMELESS, hook, notes
 from .without import frozen, without
 
 MOST_TENSORS = 4000  # of an optimizer, and of a checkpoint: a figure for each
@@ -43,7 +43,7 @@ def note_optimizer(number: int, optimizer: object, model: object) -> None:
     for group in optimizer.param_groups:
         values = {k: str(v)[:60] for k, v in group.items() if k not in NO_SETTING}
         settings.append({"class": type(optimizer).__name__, **values})  # Horovod keeps the name
-    names = [[names.get(id(p), f"parameter {m}"), n] for m, (n, p) in enumerate(members)]
+    names = [[names.get(id(p), f"{NAMELESS}{m}"), n] for m, (n, p) in enumerate(members)]
     notes.event("optimizer", number=number, names=names, options=settings)
 
 

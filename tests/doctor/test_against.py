@@ -116,6 +116,22 @@ def test_without(wrong: bool, crew: Crew, tmp_path: Path) -> None:
     assert first == ("gradients:processes" if wrong else ""), comparison.text()
 
 
+RIGHT = [path for path in (Path(__file__).parent / "right").glob("[!w]*.py")]
+# What right programs say of themselves: each rank takes a whole batch, and the rate grows with it.
+OWN_CHOICES = {"batch", "epochs", "rates"}
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 2)], ids=str)
+@pytest.mark.parametrize("path", RIGHT, ids=lambda path: path.stem)
+def test_accuses_no_right_program(path: Path, sizes: tuple, crew: Crew, tmp_path: Path) -> None:
+    """Those that need more ranks make no step, and are not compared."""
+    without = "shuffling,batchnorm,dropout" if sizes[0] == 1 else ""
+    comparison = compared(crew, path.read_text(), tmp_path, sizes, without)["en"]
+    differ = {seen.name for seen in comparison.seen if seen.kind == "differs"}
+    assert differ <= (OWN_CHOICES if sizes[0] == 1 else set()), comparison.text()
+
+
 def test_command(tmp_path: Path) -> None:
     """In float64, too. The first difference stands in --json."""
     (tmp_path / "right.py").write_text(faults.changed(twins.BASE, MIXED))

@@ -1,6 +1,7 @@
 """Right programs of other kinds than one script under DDP, each written as its project would: the
 doctor has nothing to say to any. Beside them faulty ones that are much alike, which it names."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ sys.path.append(str(ROOT / "docs/examples/doctor"))
 import faults
 
 FOLDER = Path(__file__).parent / "right"
+SEED = r"manual_seed\((?:[^()]|\([^()]*\))*rank(?:[^()]|\([^()]*\))*\)"  # one by rank
 GROUP_OF_ONE = (
     "dp_groups = [dist.new_group([n]) for n in range(CP)]\n"
     "model = nn.parallel.DistributedDataParallel(\n"
@@ -191,6 +193,26 @@ def test_is_named(name: str, crew: Crew, tmp_path: Path) -> None:
     worse, notes = by_severity(report)
     assert (notes if name in NOTES else worse) == {WRONG[name]}, report.findings
     assert not (worse if name in NOTES else notes), report.findings
+
+
+# What is true of right programs whose ranks all have one seed: nothing, where no name is given.
+OF_ONE_SEED = {
+    **dict.fromkeys(["accumulation", "momentum_queue", "normalizer"], "equal_randomness"),
+    **dict.fromkeys(["simclr", "teacher_and_center", "two_loaders"], "equal_randomness"),
+    "expert_parallel": "no_averaging",
+    "grpo": "same_samples",
+    "own_rollouts": "same_samples",
+}
+SEEDED = [path.stem for path in FOLDER.glob("*.py") if re.search(SEED, path.read_text())]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", SEEDED)
+def test_one_seed(name: str, crew: Crew, tmp_path: Path) -> None:
+    """Parts of a model that begin alike on all ranks are still its parts."""
+    text = re.sub(SEED, "manual_seed(0)", (FOLDER / f"{name}.py").read_text())
+    report = examined_text(crew, text, tmp_path, world_size=RANKS.get(name, 2))["en"]
+    assert {found.id for found in report.findings} <= {OF_ONE_SEED.get(name)}, report.findings
 
 
 def test_programs() -> None:
