@@ -20,6 +20,7 @@ from .twins import Run, Samples, draws, of_own_share, others, printed, saved
 ROUNDING = {"float64": 1e-13, "float32": 1e-5, "tf32": 1e-2, "bfloat16": 3e-2, "float16": 1e-2}
 GROWTH = 50  # rounding grows by less from one comparison to the next;
 JUMP = 1000  # what is so many times larger is a difference
+LARGE = 0.03  # of its size: no rounding is taken for granted beyond it
 SMALL = 1e-3  # of all gradients together: a smaller one may be nothing but rounding
 FEW = 4  # names, and pairs of printed lines
 
@@ -65,7 +66,7 @@ class Comparison:
     def text(self) -> str:
         lines = []
         for seen in self.seen:
-            lines.append(f"{self.report.say(f'twin_{seen.kind}')}: {seen.text}")
+            lines.append(f"{self.report.say(f'twin_{seen.kind}')} {seen.text}")
             lines += [f"  -> {seen.advice}"] * bool(seen.advice)
         if all(seen.kind == "same" for seen in self.seen):
             lines.append(self.report.say("twin_nothing"))
@@ -249,12 +250,12 @@ class Comparison:
         """parts: name of a tensor -> how far it is from that of the other run."""
         size = max(parts.values(), default=0.0)
         level = max(self.rounding(), self.largest)
-        if size <= GROWTH * level:
+        if size <= min(GROWTH * level, LARGE):
             self.begun = self.begun or size
             self.largest = max(self.largest, size)
             return
 
-        names = [name for name, part in parts.items() if part > GROWTH * level]
+        names = [name for name, part in parts.items() if part > min(GROWTH * level, LARGE)]
         ratios = list((ratios or {"": 1.0}).values())
         factor = median(ratios)
         values = {"size": size, "level": level, "names": few(names), "count": len(names)}
@@ -270,15 +271,15 @@ class Comparison:
             self.numbers = False
             for name, more in causes:
                 self.say("cause", name, n, **values, **more)
-        elif size <= JUMP * level and size < 0.1:
-            self.numbers = False
-            self.say("undecided", "undecided", n, **values)
         elif alike and worlds != 1 and math.isclose(factor, worlds, rel_tol=1e-2):
             self.say("differs", "gradients:processes", n, **values)
         elif alike and worlds != 1 and math.isclose(factor, 1 / worlds, rel_tol=1e-2):
             self.say("differs", "gradients:inverse", n, **values)
-        elif alike and abs(factor - 1) > 1e-3:
+        elif alike and abs(factor - 1) > max(1e-3, 10 * level):
             self.say("differs", "gradients:factor", n, **values)
+        elif size <= GROWTH * level or (size <= JUMP * level and size < LARGE):
+            self.numbers = False
+            self.say("undecided", "undecided", n, **values)
         else:
             self.say("differs", what, n, **values)
 

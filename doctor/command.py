@@ -202,6 +202,7 @@ def main() -> None:
 
     report = Report(language, tuple(args.allow))
     report.broken = broken(ranks)
+    report.without = set((args.without or "").split(","))
     judge(ranks, report)
     comparison = None
     if first:

@@ -90,6 +90,7 @@ class Report:
         self.not_checked: dict[str, str] = {}
         self.checked: list[str] = []
         self.all_ranks = True  # or only those of one machine of several
+        self.without: set[str] = set()  # what the run was without, to be compared
         self.broken = False  # the script ended by an error
         self.mild = False  # findings are only notes, whatever their severity
         self.blocked: dict[str, str] = {}  # findings whose probes are missing, and why

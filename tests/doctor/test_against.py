@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -92,8 +93,10 @@ def test_nothing_differs(what: str, size: int, crew: Crew, tmp_path: Path) -> No
     text = text.replace("16 // world_size", "12 // world_size").replace("64, 1", "60, 1")
     comparison = compared(crew, text, tmp_path, sizes=(1, size))["en"]
     print(comparison.text())
-    assert comparison.text().endswith("Nothing differs."), comparison.text()
-    assert comparison.status() == 0
+    kinds = {seen.kind for seen in comparison.seen}
+    # So few digits are soon undecided; but never a difference.
+    assert kinds <= {"same", *(["undecided"] if what == "bfloat16" else [])}, comparison.text()
+    assert comparison.status() == (3 if "undecided" in kinds else 0)
 
 
 MIXED = (
@@ -119,13 +122,15 @@ def test_without(wrong: bool, crew: Crew, tmp_path: Path) -> None:
 RIGHT = [path for path in (Path(__file__).parent / "right").glob("[!w]*.py")]
 # What right programs say of themselves: each rank takes a whole batch, and the rate grows with it.
 OWN_CHOICES = {"batch", "epochs", "rates"}
+# Ranks that work on one model together: one alone waits for the others, or raises.
+SEVERAL = r"actor|context|stages|pipeline|tensor"
+PAIRS = [(path, sizes) for path in RIGHT for sizes in ((1, 2), (2, 2))
+         if sizes[0] == 2 or not re.search(SEVERAL, path.stem)]  # fmt: skip
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("sizes", [(1, 2), (2, 2)], ids=str)
-@pytest.mark.parametrize("path", RIGHT, ids=lambda path: path.stem)
+@pytest.mark.parametrize(("path", "sizes"), PAIRS, ids=lambda value: getattr(value, "stem", None))
 def test_accuses_no_right_program(path: Path, sizes: tuple, crew: Crew, tmp_path: Path) -> None:
-    """Those that need more ranks make no step, and are not compared."""
     without = "shuffling,batchnorm,dropout" if sizes[0] == 1 else ""
     comparison = compared(crew, path.read_text(), tmp_path, sizes, without)["en"]
     differ = {seen.name for seen in comparison.seen if seen.kind == "differs"}

@@ -132,6 +132,12 @@ KINDS = {
     # gradients
     "the sum of losses": (
         (*NO_CLIP, LOSS, "        loss = losses.sum()\n"), "gradients:inverse"),
+    "loss times ranks in bfloat16": (
+        (*NO_CLIP, LOSS, "        loss = losses.mean() * world_size\n",
+         "        losses = nn.functional.cross_entropy(ddp(points)",
+         "        with torch.autocast('cpu', torch.bfloat16):\n"
+         "            scores = ddp(points)\n"
+         "        losses = nn.functional.cross_entropy(scores.float()"), "gradients:processes"),
     "gradients that are added up": (
         (*NO_CLIP, "        loss.backward()\n",
          "        loss.backward()\n        for p in model.parameters():\n"
