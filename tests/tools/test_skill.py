@@ -39,13 +39,19 @@ def test_names_what_is_there(skill: Path) -> None:
 def test_commands_run_elsewhere(skill: Path, tmp_path: Path) -> None:
     """In a project that has nothing else, with the example before and after."""
     text = (skill / "SKILL.md").read_text()
-    (command,) = re.findall(r"```bash\n(.+)\n```", text)
+    command, compare = re.findall(r"```bash\n(.+)\n```", text)
     (tmp_path / "train.py").write_text((skill / "multi.py").read_text())
-    launch = f"PATH={Path(sys.executable).parent}:$PATH; cp {skill}/doctor.pyz .; {command}"
+    prepare = f"PATH={Path(sys.executable).parent}:$PATH; cp {skill}/doctor.pyz .; "
+    launch = prepare + command
     done = run_short(["bash", "-c", launch], tmp_path, PATIENCE)
     assert done.returncode == 0, done.output
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert verdict["findings"] == [] and "same_order" in verdict["checked"]
+    (tmp_path / "before.py").write_text((skill / "single.py").read_text())
+    done = run_short(["bash", "-c", prepare + compare], tmp_path, PATIENCE)
+    assert done.returncode == 0 and "Nothing differs." in done.stdout, done.output
+    proof = json.loads((tmp_path / "proof.json").read_text())["against"]
+    assert proof["first_difference"] is None and "`first_difference`" in text
     (asked,) = re.findall(r"`python (doctor\.pyz --explain \w+)`", text)
     said = run([sys.executable, *asked.split()], tmp_path)
     assert said.returncode == 0 and "set_epoch" in said.stdout, said.output
