@@ -90,14 +90,14 @@ class Report:
         self.not_checked: dict[str, str] = {}
         self.checked: list[str] = []
         self.all_ranks = True  # or only those of one machine of several
-        self.without: set[str] = set()  # what the run was without, to be compared
+        self.taken_out: set[str] = set()  # findings: the run lacked what they look at
         self.broken = False  # the script ended by an error
         self.mild = False  # findings are only notes, whatever their severity
         self.blocked: dict[str, str] = {}  # findings whose probes are missing, and why
 
     def find(self, name: str, at: list | None, /, mild: bool = False, **values: object) -> None:
         which = name.split(":")[0]
-        if self.has(which) or which in self.blocked:
+        if self.has(which) or which in self.blocked or which in self.taken_out:
             return
         seen, advice, *_ = [*self.words[name], *self.words[which][1:]]
         kind = kind_of(name)

@@ -22,15 +22,7 @@ def judge(ranks: list[Rank], report: Report) -> None:
     report.findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-# What `--without` has taken out of the run, and what can then not be checked.
-TAKEN_OUT = {"same_order": "shuffling", "unequal_buffers": "batchnorm"}
-
-
 def judge_one(check: Check, ranks: list[Rank], report: Report) -> None:
-    if {TAKEN_OUT.get(name) for name in check.names} & report.without:
-        for name in check.names:
-            report.skip(name, "taken_out")
-        return
     report.mild = check.between and weights.sweeps(ranks)
     groups = report.teams.groups if check.between else [ranks]
     for group in groups if not report.blocked.keys() >= set(check.names) else []:
@@ -44,6 +36,8 @@ def judge_one(check: Check, ranks: list[Rank], report: Report) -> None:
     for name in check.names:
         if name in report.blocked:
             report.skip(name, report.blocked[name])
+        elif name in report.taken_out:
+            report.skip(name, "taken_out")
         elif KINDS[name].alone or name in report.not_checked:
             pass
         elif len(ranks) == 1:
