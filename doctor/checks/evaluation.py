@@ -97,7 +97,10 @@ def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str
     if missing > 0 or twice:
         return "chosen"
     adds = gathered or joined or everyone or size in counted(phase, 0)
-    return None if len(phase) == 1 or adds else "unproven"
+    if len(phase) == 1 or adds:
+        return None
+    unread = [e for e in reduced if e["kind"] in ("allreduce", "reduce") and e["values"] is None]
+    return "unread" if unread else "unproven"
 
 
 def is_flag(event: dict) -> bool:

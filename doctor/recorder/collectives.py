@@ -45,7 +45,7 @@ def note(kind: str, group: object, given: list) -> None:
         group=str(getattr(group, "group_name", "horovod")),
         kind=kind,
         size=sum(tensor.numel() for tensor in given),
-        values=few_values(given) if kind == "allreduce" else None,
+        values=few_values(given) if kind in ("allreduce", "reduce") else None,
         at=user_line(),
     )
 
