@@ -22,6 +22,7 @@ GROWTH = 50  # rounding grows by less from one comparison to the next;
 JUMP = 1000  # what is so many times larger is a difference
 LARGE = 0.03  # of its size: no rounding is taken for granted beyond it
 SMALL = 1e-3  # of all gradients together: a smaller one may be nothing but rounding
+PRINTED = 1e-3  # numbers further apart are shown; rounding may be the reason where it is coarse
 FEW = 4  # names, and pairs of printed lines
 
 
@@ -347,7 +348,7 @@ class Comparison:
             for pair in zip(mine[words], theirs[words], strict=False)
         ]
         tolerance = 10 * GROWTH * max(self.rounding() / 100, self.largest)
-        found = [(others(a["text"], b["text"], tolerance), a, b) for a, b in both]
+        found = [(others(a["text"], b["text"], min(tolerance, PRINTED)), a, b) for a, b in both]
         found = [row for row in found if row[0]]
         strange = [row for row in found if not of_own_share(self.two, row[2], row[0])]
         if not found:
@@ -360,7 +361,7 @@ class Comparison:
             for run, line in zip(self.runs, lines, strict=True)
         ]
         values = {"count": len(strange or found), "all": len(both), "rows": "".join(rows)}
-        if self.parted() or not self.numbers:
+        if self.parted() or not self.numbers or tolerance > PRINTED:
             self.say("note", "printed:known", **values)
         elif strange:
             self.say("differs", "printed", **values)

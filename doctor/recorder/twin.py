@@ -59,7 +59,8 @@ def note_layers(model: object, parameters: list) -> None:
         if isinstance(module, _DropoutNd) and module.training and module.p:
             drops += [] if without("dropout") else [plain(name)]
     types = {str(p.dtype).removeprefix("torch.") for p in parameters}
-    if torch.get_float32_matmul_precision() != "highest":
+    single = any(p.is_cuda and p.dtype == torch.float32 for p in parameters)
+    if single and torch.get_float32_matmul_precision() != "highest":
         types.add("tf32")
     copies = 1  # of a part, where FSDP also replicates
     for p in [p for p in parameters if hasattr(p, "to_local")][:1]:
