@@ -62,6 +62,16 @@ def parts(text: str) -> str:
     return ",".join(PARTS) if "all" in text.split(",") else text
 
 
+def launch_line(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no command: {error}") from None
+    if not words:
+        raise argparse.ArgumentTypeError("no command: type a launch line in quotes")
+    return words
+
+
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="doctor",
@@ -77,7 +87,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="write the verdict there too")
     parser.add_argument("--lang", choices=LANGUAGES, help="of the verdict; else your locale's")
     parser.add_argument(
-        "--against", metavar="COMMAND", help="run this one first: is it the same training?"
+        "--against",
+        type=launch_line,
+        metavar="COMMAND",
+        help="run this one first: is it the same training?",
     )
     parser.add_argument(
         "--without",
@@ -195,7 +208,7 @@ def main() -> None:
 
     first = None
     if args.against:
-        one, first = run_in_folder(args, shlex.split(args.against))
+        one, first = run_in_folder(args, args.against)
         if one.ended == "ctrl-c" or broken(first):
             fail("the command of --against did not come to its end, so there is no comparison")
     job, ranks = run_in_folder(args, args.command)
@@ -210,7 +223,9 @@ def main() -> None:
     if first:
         comparison = Comparison(run_of("A", first), run_of("B", ranks), report)
         comparison.compare()
-        print("\n" + report.say("twin_runs", a=args.against, b=" ".join(args.command)))
+        print(
+            "\n" + report.say("twin_runs", a=shlex.join(args.against), b=shlex.join(args.command))
+        )
         print("\n" + comparison.text())
     print("\n" + report.text())
     if "GITHUB_ACTIONS" in os.environ:

@@ -26,7 +26,9 @@ def check_files(ranks: list[Rank], report: Report) -> None:
         if len(events) > 1 and not empty:
             at = next(iter(events.values()))["at"]
             sizes = {str(rank.model.get("sizes")) for rank in ranks}
-            parts = len(sizes) > 1 or report.teams.exchange or report.teams.together
+            beside = any(event["beside"] for rank in ranks for event in rank.events["unhooked"])
+            divided = report.teams.exchange and beside  # classes or tables, say
+            parts = len(sizes) > 1 or report.teams.together or divided
             name = "shared_file:parts" if parts else "shared_file"
             report.find(name, at, ranks=listed(list(events)), path=path)
     for rank in ranks:

@@ -1,4 +1,4 @@
-"""The flags: the same in every chapter, and each one changes something."""
+"""The flags: the same in every chapter, and where each is seen to change something."""
 
 import contextlib
 import os

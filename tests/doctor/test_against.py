@@ -94,8 +94,9 @@ def test_nothing_differs(what: str, size: int, crew: Crew, tmp_path: Path) -> No
     comparison = compared(crew, text, tmp_path, sizes=(1, size))["en"]
     print(comparison.text())
     kinds = {seen.kind for seen in comparison.seen}
-    # So few digits are soon undecided; but never a difference.
-    assert kinds <= {"same", *(["undecided"] if what == "bfloat16" else [])}, comparison.text()
+    # Never a difference; but so few digits, and steps of nothing, are soon undecided.
+    soon = what in ("bfloat16", "a weight without a gradient")
+    assert kinds <= {"same", *(["undecided"] if soon else [])}, comparison.text()
     assert comparison.status() == (3 if "undecided" in kinds else 0)
 
 

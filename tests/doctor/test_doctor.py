@@ -115,6 +115,33 @@ def test_fault_is_found(fault: str, crew: Crew, tmp_path: Path, show: Callable) 
             show(fault, [found])
 
 
+ONE_SCHEDULER = (*faults.COSINE, "        scheduler.step()\n", "        rank or scheduler.step()\n")
+BESIDE = (
+    "ddp = DDP(model)\n", "ddp = DDP(model)\nhead = nn.Linear(3, 3)\n",
+    "SGD(ddp.parameters(),", "SGD([*ddp.parameters(), *head.parameters()],",
+    "(ddp(images), targets)", "(head(ddp(images)), targets)",
+)  # fmt: skip
+END = "    dist.destroy_process_group()\n"
+ONE_FILE = (END, "    torch.save(head.state_dict(), 'head.pt')\n" + END)
+DIVIDED = Path(__file__).parent / "right/divided_classes.py"
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "name"),
+    [
+        (faults.RIGHT, ONE_SCHEDULER, "drifting_weights:schedulers"),
+        (faults.RIGHT, BESIDE, "unequal_gradients:beside"),
+        (DIVIDED, ONE_FILE, "shared_file:parts"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_advice_fits(script: Path, words: tuple, name: str, crew: Crew, tmp_path: Path) -> None:
+    """A scheduler that one rank steps, weights that DDP does not have, a part of each rank: the
+    usual advice of the finding would not help."""
+    report = examined_text(crew, faults.changed(script.read_text(), words), tmp_path)["en"]
+    assert name in [found.name for found in report.findings], report.findings
+
+
 @pytest.mark.parametrize("what", programs.RIGHT, ids=lambda what: what.replace(" ", "-"))
 def test_no_false_alarm(what: str, crew: Crew, tmp_path: Path) -> None:
     text = faults.changed(faults.RIGHT.read_text(), programs.RIGHT[what])
@@ -321,6 +348,8 @@ def test_bad_use(tmp_path: Path) -> None:
         (): "no command: type your launch line after it",
         ("--still", "5", "true"): "--still 5: at least 60",
         ("--without", "all", "true"): "--without changes both runs of --against COMMAND",
+        ("--against", "it's", "true"): '--against: "it\'s" is no command: No closing quotation',
+        ("--against", "", "true"): "--against: no command: type a launch line in quotes",
         ("--against", "x", "--without", "noise", "true"): "--without: noise: no such part; there",
         ("--explain", "same_ordr"): "argument --explain: same_ordr: no such finding",
         ("no-such-program", "x"): "cannot be started: no-such-program: No such file or directory",

@@ -179,8 +179,23 @@ KINDS = {
         ('        print(f"epoch', '        print(f"train loss {loss:.4f}")\n        print(f"epoch'),
         "printed:share"),
 }  # fmt: skip
+SHIFT = """\
+class Shift(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(1))
+
+    def forward(self, scores):
+        return scores + self.shift
+
+
+dist.init_process_group("""
 SAME = {
     "as it is": (),
+    # A weight that changes no probability: its gradient is rounding, of which Adam makes a step.
+    "a weight without a gradient": (
+        "dist.init_process_group(", SHIFT, "nn.Linear(16, 4))", "nn.Linear(16, 4), Shift())",
+        "list(model[2].parameters())", "[*model[2].parameters(), *model[3].parameters()]"),
     "groups in another order": (
         OPTIMIZER, 'torch.optim.AdamW([{"params": body}, {"params": head, "lr": 0.02}]'
         "[:: 1 if world_size == 1 else -1], lr=0.01)"),

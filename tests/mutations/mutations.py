@@ -562,6 +562,13 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("samples of all ranks together", 1,
          "(row for rows in self.batches(n, ahead) for row in rows)", "self.batches(n, ahead)[0]"),
     ],
+    f"{AGAINST}::test_nothing_differs[2-a-weight-without-a-gradient]": [
+        ("steps of nothing are no difference", 1, "if other and share < SHARE:", "if False:"),
+    ],
+    f"{DOCTOR}::test_advice_fits": [
+        ("files of parts", 1, "if parts else", "if False else"),
+        ("a scheduler that one rank steps", 1, 'if "fewer" in rates', "if False"),
+    ],
     f"{AGAINST}::test_names_where_runs_part[another-seed]": [
         ("first weights of two runs", 1, "> least]", "> 9]"),
     ],
