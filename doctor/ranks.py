@@ -200,6 +200,8 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
     for n, event in doubtful:  # the loss of the next step is not what an evaluation adds up
         if str(event["at"]) not in usual:
             rank.passes[n].reduced.append(event)
+    for event in rank.events["collective"]:
+        event["values"] = rank.figures["reduced"].get(event["id"])
     rank.stack, rank.inside = read_stack(stacks, rank.last)
     if rank.rank < 0 and not rank.passes and not rank.steps:
         rank.world = 0

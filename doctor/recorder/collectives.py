@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import os
 import re
 import sys
@@ -15,6 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .figures import capturing, figures
 from .notes import hook, is_library, notes, unseen, user_line
 from .window import window
 
@@ -27,6 +29,7 @@ FUNCTIONAL = (
 )
 TORCH = os.path.dirname(torch.__file__) + os.sep
 FSDP = os.path.join("torch", "distributed", "fsdp", "")
+NUMBERS = itertools.count()
 SYNC_BATCH_NORM = sys.modules[SyncBatchNorm.__module__].__file__
 
 
@@ -40,24 +43,30 @@ def collective(kind: str, group: object, *args: object, **_: object) -> None:
 
 
 def note(kind: str, group: object, given: list) -> None:
+    number = next(NUMBERS)
+    values = few_values(given) if kind in ("allreduce", "reduce") else None
     notes.event(
         "collective",
+        id=number,
         group=str(getattr(group, "group_name", "horovod")),
         kind=kind,
         size=sum(tensor.numel() for tensor in given),
-        values=few_values(given) if kind in ("allreduce", "reduce") else None,
         at=user_line(),
     )
+    if values is not None:
+        figures.write("reduced", number, values)
 
 
-def few_values(tensors: list) -> list | None:
-    """Sums and counts of an evaluation, say; not read from a GPU, which would have to wait."""
+def few_values(tensors: list) -> object:
+    """Sums and counts of an evaluation, say: (16,) at most, float64, on their device."""
     size = sum(tensor.numel() for tensor in tensors)
-    if size > 10_000 or any(tensor.device.type != "cpu" for tensor in tensors):
+    devices = {tensor.device for tensor in tensors}
+    kinds = {device.type for device in devices}
+    if size > 10_000 or len(devices) != 1 or not kinds <= {"cpu", "cuda"} or capturing():
         return None
-    if size > 16:  # counts for each class, say
-        return [sum(float(tensor.detach().double().sum()) for tensor in tensors)]
-    return [float(value) for tensor in tensors for value in tensor.detach().flatten().tolist()]
+    with torch.no_grad():
+        values = torch.cat([tensor.detach().flatten().double() for tensor in tensors])
+        return values.sum()[None] if size > 16 else values  # counts for each class, say
 
 
 def exchanged(kind: str, group: object, *args: object, followed: bool = False) -> None:
