@@ -6,29 +6,36 @@ from ..report import Report, short
 
 
 @check(unless="unequal_steps")
-@finds("collective_order", HANG, "concepts.md#collective-rule", "collectives exit")
+@finds("collective_order", HANG, "concepts.md#collective-rule", "collectives join exit")
 @finds("collective_order:still", HANG, "troubleshooting.md#hang-causes")
 def check_collectives(ranks: list[Rank], report: Report) -> str | None:
     """Do ranks call the same collectives in the same order, and do all arrive?"""
+    if any(rank.events["join"] for rank in ranks):
+        # A rank that has joined calls from Python what DDP calls from C++ on the others.
+        check_waits(ranks, report)
+        return None if report.has("collective_order") else "join"
     groups = dict.fromkeys(e["group"] for rank in ranks for e in rank.events["collective"])
     for group in [name for name in groups if name != "horovod"]:
         members = [rank for rank in ranks if rank.called(group) or rank.group == group]
         for other in members[1:]:
             check_pair(members[0], other, group, report)
+    if not report.has("collective_order"):
+        check_waits(ranks, report)
+    return None
 
+
+def check_waits(ranks: list[Rank], report: Report) -> None:
+    """Do ranks wait at different places, or all of them for ever?"""
     if any(rank.ended.get("error", "None") != "None" and not rank.stack for rank in ranks):
-        return None  # one crashed, and the others waited for it
+        return  # one crashed, and the others waited for it
     waits = [rank for rank in ranks if rank.stack]
     places = {short(rank.stack) for rank in waits}
-    if len(waits) < 2 or report.has("collective_order"):
-        return None
     for_ever = all(rank.still >= STILL for rank in waits)
     if len(places) > 1:
         found = "; ".join(f"rank {rank.rank}: {short(rank.stack)}" for rank in waits)
         report.find("collective_order:waits", waits[0].stack, not for_ever, places=found)
-    elif for_ever and len(waits) == len(ranks):
+    elif for_ever and len(waits) == len(ranks) > 1:
         report.find("collective_order:still", waits[0].stack)
-    return None
 
 
 def check_pair(one: Rank, other: Rank, group: str, report: Report) -> None:

@@ -138,6 +138,8 @@ CHECKED = {
     "inner_loop": ("schedule", ""),
     # No backward pass that comes before training trains on the validation set.
     "sanity_check": ("wrong_evaluation", ""),
+    # Who has joined calls other collectives than the rest, or the same ones from elsewhere.
+    "unequal_joined": ("lost_gradient", "collective_order"),
 }
 
 # Notes, as right and wrong programs look alike here: they say what was seen, and when it is right.

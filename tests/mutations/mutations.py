@@ -824,6 +824,11 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{KINDS}::test_nothing_to_say[episodes]": [
         ("the doctor knows samples that are drawn", 1, "len(set(keys)) < len(keys)", "False"),
     ],
+    f"{KINDS}::test_nothing_to_say[unequal_joined]": [
+        ("the doctor knows what a rank that has joined calls", 1,
+         "    if any(rank.events[\"join\"] for rank in ranks):\n        # A rank",
+         "    if False:\n        # A rank"),
+    ],
     f"{KINDS}::test_nothing_to_say[inner_loop]": [
         ("the doctor numbers each optimizer", 1, "self.optimizers[optimizer] = next(self.numbers)",
          "self.optimizers[optimizer] = len(self.optimizers) + 1"),
