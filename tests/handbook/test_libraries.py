@@ -27,6 +27,8 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list]:
         [pinned] = set(sum(said, []))
         folder = tmp_path_factory.mktemp(library)
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", folder]
+        if library == "torchmetrics":  # it would bring a torch of its own
+            install += ["--no-deps", "lightning-utilities"]
         result = run([*install, pinned.replace(" ", "==")], ROOT)
         assert result.returncode == 0, result.output
         return folder
@@ -49,7 +51,7 @@ BEGIN = """\
 import json
 from pathlib import Path
 import torch.distributed as dist
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 dist.init_process_group("gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -116,6 +118,17 @@ def seen(files, split=True, **shuffled):
     return epochs(dataset, lambda rows: [row["number"] for row in rows])
 
 
+def without_streaming():
+    names = [f"{number}.parquet" for number in range(8)]
+    dataset = load_dataset("parquet", data_files=names, split="train")
+    sampler, seen = DistributedSampler(dataset), []
+    loader = DataLoader(dataset, 4, sampler=sampler, num_workers=2)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        seen.append(sum((batch["number"].tolist() for batch in loader), []))
+    return seen
+
+
 from recipes import RecordFiles
 from pyarrow.parquet import ParquetFile
 
@@ -128,6 +141,7 @@ answers = {
     "without a seed": seen(8),
     "without a split": seen(8, split=False, seed=0),
     "odd number of files": seen(3, seed=0),
+    "without streaming": without_streaming(),
 }
 """
 
@@ -162,11 +176,42 @@ def test_datasets(play: Callable, tmp_path: Path) -> None:
     assert not once(*(answers["without a seed"] for answers in both), 8)
     for answers in both:
         assert sorted(answers["without a split"][0]) == list(range(8 * RECORDS))
+    first, second = (answers["without streaming"] for answers in both)
+    assert once(first, second, 8) and first[0] != first[1]
     first, second = (answers["odd number of files"] for answers in both)
     assert once(first, second, 3)
     for file in range(3):  # both ranks read each of the three
         records = set(range(file * RECORDS, (file + 1) * RECORDS))
         assert records & set(first[0]) and records & set(second[0])
+
+
+# ---------------------------------------------------------------------------------------- metrics
+
+TORCHMETRICS = """
+import torch
+from torchmetrics.classification import BinaryAUROC, MulticlassF1Score
+
+torch.manual_seed(0)
+scores, targets = torch.rand(31, 3), torch.arange(31) % 3
+answers = []
+for metric, columns, of in (
+    (MulticlassF1Score, slice(None), targets), (BinaryAUROC, 0, (targets == 0).int())
+):
+    options = {"num_classes": 3, "average": "macro"} if metric is MulticlassF1Score else {}
+    shared, alone = metric(**options), metric(**options, sync_on_compute=False)
+    alone.update(scores[:, columns], of)
+    for mine in torch.arange(31).tensor_split(world_size)[rank].split(4):
+        shared.update(scores[mine][:, columns], of[mine])
+    answers.append([shared.compute().item(), alone.compute().item()])
+"""
+
+
+def test_torchmetrics(play: Callable, tmp_path: Path) -> None:
+    """From sums, and from all predictions, of unequal shares."""
+    both, _ = play("torchmetrics", BEGIN + TORCHMETRICS + END, tmp_path)
+    assert both[0] == both[1]
+    for shared, alone in both[0]:
+        assert shared == pytest.approx(alone, abs=1e-6)
 
 
 # ---------------------------------------------------------------------------------------- loggers

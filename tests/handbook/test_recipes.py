@@ -1,5 +1,5 @@
-"""What recipes.md promises: each recipe works, and is needed, on two processes, and a loop that has
-nearly all of them trains alike on any number."""
+"""What recipes.md promises: each recipe works, and is needed, on two processes (losses over the
+batch: on one, two and three), and a loop that has most of them trains alike on any number."""
 
 import ast
 import functools
@@ -22,12 +22,16 @@ import torch
 import torch.distributed as dist
 from crew import Crew
 from harness import ROOT, assert_same
+from PIL import Image
 from test_convert import EXAMPLES, play, without
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
-from torch.utils.data import DataLoader
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+from torch.utils.data import DataLoader, WeightedRandomSampler
+from torchvision.io import decode_image
+from torchvision.transforms import v2
 
 RECIPES = (EXAMPLES / "recipes.py").read_text()
 
@@ -52,21 +56,21 @@ def in_a_group(use: Callable, source: str, *args: Any) -> str:
 
 
 def both(value: Any) -> list:
-    """In a crew member: what the two ranks have."""
-    values = [None, None]
+    """In a crew member: what each rank has."""
+    values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
-USES: dict[str, tuple[Callable, tuple]] = {}
+USES: dict[str, tuple[Callable, tuple, tuple]] = {}
 
 
-def needs(*omissions: tuple[str, str]) -> Callable:
-    """For the use of a recipe, a function that holds on two ranks: parts of recipes.py without
-    which it does not, each with what then stands there."""
+def needs(*omissions: tuple[str, str], ranks: tuple[int, ...] = (2,)) -> Callable:
+    """For the use of a recipe, a function that holds on so many ranks: parts of recipes.py without
+    which it does not on the last of these numbers, each with what then stands there."""
 
     def decorate(use: Callable) -> Callable:
-        USES[use.__name__] = use, omissions
+        USES[use.__name__] = use, omissions, ranks
         return use
 
     return decorate
@@ -86,21 +90,26 @@ def flat(model: nn.Module) -> Tensor:
 # ------------------------------------------------------------------- what a rank does with each
 
 
-@needs(("self.rank :: self.world_size", "::2"))
+@needs(("islice(self.sampler, self.rank,", "islice(self.sampler, 0,"))
 def weighted(recipes: Any) -> None:
     """Class 1 is a tenth of the images, and weighs nine times as much."""
     weights = np.ones(1000)  # as somebody counts classes
     weights[:100] = 9.0
-    sampler = recipes.DistributedWeightedSampler(weights, dist.get_rank(), dist.get_world_size())
+    ours = (dist.get_rank(), dist.get_world_size())
+    drawn = WeightedRandomSampler(weights, 1000)
+    sampler = recipes.DistributedWeightedSampler(drawn, *ours)
     epochs = []
     for epoch in range(2):
         sampler.set_epoch(epoch)
         epochs.append(list(sampler))
     first, second = both(epochs)
     assert first[0] != first[1]
-    for ours, theirs in zip(first, second, strict=True):
-        assert ours != theirs and len(ours) == len(theirs) == 500
-        assert 0.4 < sum(index < 100 for index in ours + theirs) / 1000 < 0.6
+    for one, other in zip(first, second, strict=True):
+        assert one != other and len(one) == len(other) == 500
+        assert 0.4 < sum(index < 100 for index in one + other) / 1000 < 0.6
+    drawn = WeightedRandomSampler(weights, 601, replacement=False)
+    sampler = recipes.DistributedWeightedSampler(drawn, *ours)
+    assert len(set(sum(both(list(sampler)), []))) == 600
 
 
 @needs(("islice(self.read(), first, None, self.world_size * workers)", "self.read()"))
@@ -155,34 +164,36 @@ def seven_batches() -> tuple[nn.Module, Tensor, Tensor]:
     return model, torch.randn(7, 4, 8).double(), torch.randint(3, (7, 4))
 
 
-def large_batches() -> Tensor:
-    """The weights after a plain loop over batches of three times the size, the last one smaller."""
+def accumulated() -> Tensor:
+    """The weights after two epochs of a plain loop. The seventh batch makes no step: its gradient
+    is in that of the next epoch's first step."""
     model, inputs, targets = seven_batches()
     optimizer = SGD(model.parameters(), lr=5.0)
-    for low in (0, 3, 6):
-        optimizer.zero_grad()
-        logits = model(inputs[low : low + 3].flatten(0, 1))
-        cross_entropy(logits, targets[low : low + 3].flatten()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
-        optimizer.step()
+    for _ in range(2):
+        for number, batch in enumerate(zip(inputs, targets, strict=True), start=1):
+            (cross_entropy(model(batch[0]), batch[1]) / 3).backward()
+            if number % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
     return flat(model)
 
 
 @needs(
-    ("nullcontext() if last else model.no_sync()", "nullcontext()"),
-    (" or number == len(loader)", ""),  # the rest is dropped
-    (" / group", ""),
+    ("nullcontext() if steps else ddp_model.no_sync()", "nullcontext()"),
+    ("nullcontext() if steps else ddp_model.no_sync()", "ddp_model.no_sync()"),
+    ("(loss / accumulate)", "loss"),
 )
 def accumulation(recipes: Any) -> None:
-    """Seven batches in groups of three."""
     model, inputs, targets = seven_batches()
     mine = slice(dist.get_rank(), None, dist.get_world_size())
     loader = [(x[mine], y[mine]) for x, y in zip(inputs, targets, strict=True)]
     ddp_model, sent = DistributedDataParallel(model), []
     ddp_model.register_comm_hook(sent, counted)
-    recipes.train_accumulating(ddp_model, loader, SGD(model.parameters(), lr=5.0), 3)
-    assert len(sent) == 3
-    torch.testing.assert_close(flat(model), large_batches(), atol=1e-10, rtol=0)
+    optimizer = SGD(model.parameters(), lr=5.0)
+    for _ in range(2):
+        recipes.train_accumulating(ddp_model, loader, optimizer, 3)
+    assert len(sent) == 4
+    torch.testing.assert_close(flat(model), accumulated(), atol=1e-10, rtol=0)
 
 
 @needs(("dist.all_reduce(everywhere)", "everywhere *= dist.get_world_size()"))
@@ -197,6 +208,80 @@ def tokens(recipes: Any) -> None:
     torch.testing.assert_close(model.weight.grad, alone)
 
 
+@needs((" * dist.get_world_size() / everywhere", " / everywhere"), ranks=(1, 3, 2))
+def class_weights(recipes: Any) -> None:
+    """cross_entropy(weight=...) divides by the weights of the batch's targets: unequal shares."""
+    model, inputs, weights = nn.Linear(4, 2), torch.randn(6, 4), torch.tensor([1.0, 9.0])
+    targets = torch.tensor([0, 0, 0, 1, 0, 1])
+    alone = cross_entropy(model(inputs), targets, weight=weights)
+    [alone] = torch.autograd.grad(alone, model.weight)
+    inputs, targets = (
+        part.chunk(dist.get_world_size())[dist.get_rank()] for part in (inputs, targets)
+    )
+    ddp_model = DistributedDataParallel(model)
+    total = cross_entropy(ddp_model(inputs), targets, weight=weights, reduction="sum")
+    recipes.mean_over_all(total, weights[targets].sum()).backward()
+    torch.testing.assert_close(model.weight.grad, alone)
+
+
+def dice_of(logits: Tensor, masks: Tensor) -> Tensor:
+    """As a script for one GPU has it, over the images that it is given."""
+    guesses = logits.sigmoid()
+    overlap = 2 * (guesses * masks).sum((0, 2, 3)) + 1
+    return 1 - (overlap / (guesses.sum((0, 2, 3)) + masks.sum((0, 2, 3)) + 1)).mean()
+
+
+def clip_of(first: Tensor, second: Tensor) -> Tensor:
+    pairs = torch.arange(len(first))
+    logits = first @ second.T / 0.5
+    return (cross_entropy(logits, pairs) + cross_entropy(logits.T, pairs)) / 2
+
+
+def over_the_batch(model: nn.Module, of_all: Callable, of_mine: Callable, *batch: Tensor) -> None:
+    """Value and gradient of a loss in a process, and on all ranks together with a mean over images
+    beside it, as cross-entropy is."""
+    alone = of_all(model(batch[0]), batch[1]) + model(batch[0]).square().mean()
+    expected = torch.autograd.grad(alone, model.weight)[0]
+    inputs, targets = (part.chunk(dist.get_world_size())[dist.get_rank()] for part in batch)
+    ddp_model = DistributedDataParallel(model)  # it must live until backward() has averaged
+    outputs = ddp_model(inputs)
+    loss, beside = of_mine(outputs, targets), outputs.square().mean()
+    (loss + beside).backward()
+    torch.testing.assert_close(model.weight.grad, expected, atol=1e-10, rtol=0)
+    assert all(value == both(loss.item())[0] for value in both(loss.item()))
+    assert loss.item() == pytest.approx(of_all(model(batch[0]), batch[1]).item(), abs=1e-10)
+
+
+@needs(
+    ("dist.all_reduce(total)", "pass"),
+    (" * dist.get_world_size()  # zero", "  # zero"),
+    ("(part - part.detach())", "0"),
+    ranks=(1, 3, 2),
+)
+def dice(recipes: Any) -> None:
+    """Six images of two classes, of which the first has more pixels in each next image."""
+    images, masks = torch.randn(6, 3, 4, 4).double(), torch.zeros(6, 2, 4, 4).double()
+    for number, mask in enumerate(masks):
+        mask[0].view(-1)[: 3 * number] = 1
+        mask[1] = 1 - mask[0]
+    over_the_batch(nn.Conv2d(3, 2, 1).double(), dice_of, recipes.dice_loss, images, masks)
+
+
+@needs(("places[dist.get_rank()] = rows", "places[:] = rows"), ranks=(1, 3, 2))
+def contrastive(recipes: Any) -> None:
+    """Six pairs; the other half of a pair is the model's, too."""
+    model = nn.Linear(5, 4).double()
+    views = torch.randn(2, 6, 5).double()
+
+    def of_all(outputs: Tensor, others: Tensor) -> Tensor:
+        return clip_of(outputs, others @ model.weight.T)
+
+    def of_mine(outputs: Tensor, others: Tensor) -> Tensor:
+        return recipes.contrastive_loss(outputs, others @ model.weight.T, 0.5)
+
+    over_the_batch(model, of_all, of_mine, *views)
+
+
 # All images by the batch of one process.
 @needs(("epochs * len(loader)", "epochs * 96 // loader.batch_size"))
 def one_cycle(recipes: Any) -> None:
@@ -208,6 +293,33 @@ def one_cycle(recipes: Any) -> None:
         optimizer.step()
         scheduler.step()
     assert optimizer.param_groups[0]["lr"] < 1e-5
+
+
+def resumed_rates(kind: type, length: str, first: int, then: int) -> list[float]:
+    """Of the epochs (or steps) after the first ones, with the state of a schedule for so many in
+    one that is made for all."""
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.002)
+    options = {"max_lr": 0.002} if kind is OneCycleLR else {}
+    saved = kind(optimizer, **options, **{length: first})
+    for _ in range(first):
+        optimizer.step()
+        saved.step()
+    rates, state = [], (optimizer.state_dict(), saved.state_dict())
+    scheduler = kind(optimizer, **options, **{length: first + then})
+    optimizer.load_state_dict(state[0])
+    scheduler.load_state_dict(state[1])
+    for _ in range(then):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def test_a_schedule_keeps_its_length() -> None:
+    """Resumed for more epochs, the cosine climbs back, and one cycle ends in an error."""
+    assert resumed_rates(CosineAnnealingLR, "T_max", 2, 3) == pytest.approx([0, 0.001, 0.002])
+    with pytest.raises(ValueError, match="Tried to step 3 times"):
+        resumed_rates(OneCycleLR, "total_steps", 2, 2)
 
 
 @needs(("dist.all_reduce(sums)", "pass"))
@@ -249,12 +361,22 @@ def metrics(recipes: Any) -> None:
     assert auc(first, others) == auc(targets == 0, scores[:, 0])
 
 
-@needs(("ddp_model.module", "ddp_model"))
+@needs(("get_ema_multi_avg_fn(decay)", "None"))  # a mean of all steps
 def ema(recipes: Any) -> None:
-    torch.manual_seed(dist.get_rank())  # the weights differ until DDP has sent those of rank 0
+    """Made before DDP, on ranks that begin with other weights, which DDP then makes those of
+    rank 0. All ranks have the average of the weights after each step."""
+    torch.manual_seed(dist.get_rank())
     model = nn.Linear(4, 4)
-    average = recipes.make_ema(DistributedDataParallel(model))
-    average.update_parameters(model)
+    average = recipes.make_ema(model, 0.9)
+    ddp_model, optimizer = DistributedDataParallel(model), SGD(model.parameters(), lr=0.1)
+    expected = None
+    for _ in range(3):
+        optimizer.zero_grad()
+        ddp_model(torch.randn(5, 4)).square().sum().backward()
+        optimizer.step()
+        average.update_parameters(model)
+        expected = flat(model) if expected is None else 0.9 * expected + 0.1 * flat(model)
+    torch.testing.assert_close(flat(average.module), expected)
     assert torch.equal(*both(flat(average.module)))
     assert list(average.module.state_dict()) == ["weight", "bias"]
 
@@ -281,23 +403,52 @@ def two_networks(recipes: Any) -> None:
     assert not sent and torch.equal(*both(generator.module.weight.grad))
 
 
-@needs(("scaler.unscale_(optimizer)", ""))
-def fp16(recipes: Any) -> None:
-    """How far each of three steps goes; in the second, rank 1 overflows."""
+@needs(("dist.all_reduce(found, dist.ReduceOp.MAX)", "pass"))
+def skipped_steps(recipes: Any) -> None:
+    """In the second of three steps the loss of rank 1 is not a number."""
+    model = nn.Linear(4, 1)
+    ddp_model, optimizer = DistributedDataParallel(model), SGD(model.parameters(), lr=0.1)
+    skipped = []
+    for step in range(3):
+        loss = ddp_model(torch.randn(5, 4) + dist.get_rank()).square().mean()
+        if step == 1 and dist.get_rank() == 1:
+            loss = loss * float("nan")
+        skipped.append(recipes.on_any_rank(loss.isnan()))
+        assert both(skipped[-1]) == [step == 1] * 2
+        if skipped[-1]:
+            continue
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert torch.equal(*both(flat(model))) and flat(model).isfinite().all()
+
+
+def fp16() -> str:
+    """How far each of three steps goes, and with which scale; in the second, rank 1 overflows."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
     model = nn.Linear(4, 1)
     ddp_model, optimizer = DistributedDataParallel(model), SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     torch.manual_seed(dist.get_rank())
-    moved = []
+    moved, scales = [], []
     for step in range(3):
         start = flat(model)
-        loss = 100 * ddp_model(torch.randn(5, 4)).square().mean()
+        loss = ddp_model(torch.randn(5, 4)).square().mean()
         if step == 1 and dist.get_rank() == 1:
             loss = loss * float("inf")
-        recipes.step_in_fp16(loss, optimizer, scaler, model)
-        moved.append((flat(model) - start).norm().item())
-    assert torch.equal(*both(flat(model)))
-    assert moved == pytest.approx([0.1, 0, 0.1], rel=1e-4)  # the rate times the norm's bound
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        moved.append(bool((flat(model) != start).any()))
+        scales.append(scaler.get_scale())
+    return f"{moved} {scales} {torch.equal(*both(flat(model)))}"
+
+
+def test_scalers_skip_together(crew: Crew) -> None:
+    """The infinite gradient is in the average, so all ranks skip the step."""
+    assert crew.run(fp16, world_size=2) == ["[True, False, True] [1024.0, 512.0, 512.0] True"] * 2
 
 
 @needs(("dist.all_reduce(loss)", "pass"))
@@ -346,11 +497,13 @@ def never_used(recipes: Any) -> None:
 
 @pytest.mark.parametrize("name", USES)
 def test_recipe(crew: Crew, name: str) -> None:
-    use, omissions = USES[name]
-    assert crew.run(in_a_group, use, RECIPES, world_size=2) == ["", ""]
+    use, omissions, ranks = USES[name]
+    for world_size in ranks:
+        answers = crew.run(in_a_group, use, RECIPES, world_size=world_size)
+        assert not any(answers), "\n".join(answers)
     for omission in omissions:
         broken = without(RECIPES, omission)
-        assert any(crew.run(in_a_group, use, broken, world_size=2)), omission
+        assert any(crew.run(in_a_group, use, broken, world_size=ranks[-1])), omission
 
 
 # ------------------------------------------------------------------------------- files of records
@@ -439,19 +592,50 @@ def test_profiler(crew: Crew, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"rank0.json.gz", "rank1.json.gz"}
 
 
-def test_groups_and_mixing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms and biases do not decay; mixed images and targets are those of both."""
+def test_mixing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixed images and targets are those of both."""
     monkeypatch.syspath_prepend(EXAMPLES)
     recipes = importlib.import_module("recipes")
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    optimizer = SGD(recipes.without_decay(model, 0.5), lr=1.0)
-    sizes = [[len(weight.shape) for weight in group["params"]] for group in optimizer.param_groups]
-    assert sizes == [[2], [1, 1, 1]]
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
     alike = pickle.loads(pickle.dumps(recipes.Mixing(3)))  # as for workers that are not forked
     images, targets = alike([(torch.full((3, 8, 8), float(n)), n) for n in range(3)])
     assert images.shape == (3, 3, 8, 8) and targets.shape == (3, 3)
     torch.testing.assert_close(targets.sum(1), torch.ones(3))
+
+
+def pairs_of(source: str) -> list[tuple[Tensor, Tensor]]:
+    """Random crops of an image of one channel that shows its mask."""
+    torch.manual_seed(0)
+    view = v2.Compose([v2.RandomResizedCrop(16, antialias=False), v2.RandomHorizontalFlip()])
+    mask = torch.arange(5).repeat_interleave(64).reshape(1, 20, 16)
+    image = mask.float() / 4
+    return [names_of(source).in_one_view(view, image, mask) for _ in range(8)]
+
+
+def test_image_and_mask() -> None:
+    """In one view: the mask's pixels are classes, and the image's are close to them. Views that are
+    drawn for each are noticed, and a mask that is resized as an image."""
+
+    def alike(pairs: list) -> bool:
+        classes = all(set(mask.unique().tolist()) <= set(range(5)) for _, mask in pairs)
+        return classes and all((4 * image - mask).abs().max() < 1 for image, mask in pairs)
+
+    whole = "view(tv_tensors.Image(image), tv_tensors.Mask(mask))"
+    assert alike(pairs_of(RECIPES))
+    apart = without(RECIPES, (whole, "view(tv_tensors.Image(image)), view(tv_tensors.Mask(mask))"))
+    assert not alike(pairs_of(apart))
+    resized = without(RECIPES, ("tv_tensors.Mask(mask)", "tv_tensors.Image(1.0 * mask)"))
+    assert not alike(pairs_of(resized))
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding")  # in the chapters, too
+@pytest.mark.parametrize(("kind", "dtype"), [(np.uint8, torch.uint8), (np.uint16, torch.uint16)])
+def test_one_channel(kind: type, dtype: torch.dtype, tmp_path: Path) -> None:
+    """decode_image keeps it, and 16 bits."""
+    pixels = np.arange(60, dtype=kind).reshape(6, 10) * 4
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    image = decode_image(tmp_path / "image.png")
+    assert image.dtype == dtype and image.shape == (1, 6, 10)
+    assert torch.equal(image[0].float(), torch.from_numpy(pixels.astype(np.float32)))
 
 
 # --------------------------------------------------------------------------------- the whole loop
@@ -459,10 +643,26 @@ def test_groups_and_mixing(monkeypatch: pytest.MonkeyPatch) -> None:
 COMPLETE = (EXAMPLES / "complete.py").read_text()
 
 
-def looped(folder: Path, *argv: str, recipes: str = RECIPES) -> dict:
+def looped(folder: Path, *argv: str, recipes: str = RECIPES, script: str = COMPLETE) -> dict:
     sys.path.insert(0, str(EXAMPLES))  # it imports its neighbours
     sys.modules["recipes"] = names_of(recipes)
-    return play(COMPLETE, folder, argv=argv)
+    return play(script, folder, argv=argv)
+
+
+def score_of_saved(folder: Path) -> str:
+    """The F1 of best.pt, which is the EMA, in this process alone."""
+    make_data = names_of((EXAMPLES / "multi.py").read_text()).make_data
+    torch.set_default_dtype(torch.float64)  # as in play()
+    try:
+        inputs, targets = make_data(301, seed=2).tensors
+        model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model.load_state_dict(torch.load(folder / "best.pt", weights_only=True)["model"])
+    guesses = model.eval()(inputs).argmax(1)
+    parts = (targets[guesses == targets], guesses, targets)
+    right, guessed, given = (part.bincount(minlength=10) for part in parts)
+    return f"{(2 * right / (guessed + given)).mean():.4f}"
 
 
 def last(folder: Path) -> dict:
@@ -476,28 +676,52 @@ def test_complete(crew: Crew, tmp_path: Path) -> None:
         (folder := tmp_path / str(ranks)).mkdir()
         argv = ("--epochs", "4", "--fixed-statistics")
         printed.append(crew.run(looped, folder, *argv, world_size=ranks)[0]["printed"])
-        for name, value in last(folder)["model"].items():
-            torch.testing.assert_close(
-                value, last(tmp_path / "1")["model"][name], atol=1e-9, rtol=0
-            )
+        for part in ("model", "ema"):
+            for name, value in last(folder)[part].items():
+                torch.testing.assert_close(
+                    value, last(tmp_path / "1")[part][name], atol=1e-9, rtol=0
+                )
     assert printed[0] == printed[1] == printed[2] and printed[0].count("epoch") == 4
 
 
 def test_complete_goes_on(crew: Crew, tmp_path: Path) -> None:
     """Ended after two epochs and started again, to the same bits, with BatchNorm as it is; without
     the states in its checkpoint, to others."""
-    no_states = without(RECIPES, ("part.load_state_dict(state[name])", "pass"))
-    for name, lengths, recipes in (
-        ("whole", "4", RECIPES), ("stopped", "24", RECIPES), ("forgotten", "24", no_states),
+    no_states = {"recipes": without(RECIPES, ("part.load_state_dict(state[name])", "pass"))}
+    no_ema = {"script": without(COMPLETE, (', "ema": ema}', "}"))}
+    printed = {}
+    for name, lengths, changed in (
+        ("whole", "4", {}), ("stopped", "24", {}), ("forgotten", "24", no_states),
+        ("without EMA", "24", no_ema),
     ):  # fmt: skip
         (tmp_path / name).mkdir()
         for epochs in lengths:
-            use = functools.partial(looped, recipes=recipes)
-            crew.run(use, tmp_path / name, "--epochs", epochs, world_size=2)
+            use = functools.partial(looped, **changed)
+            answers = crew.run(use, tmp_path / name, "--epochs", epochs, world_size=2)
+            printed[name] = answers[0]["printed"].splitlines()[-2:]
         assert not list(tmp_path.glob(f"{name}/*.tmp"))
     assert_same(last(tmp_path / "stopped"), last(tmp_path / "whole"))
     with pytest.raises(AssertionError):
         assert_same(last(tmp_path / "forgotten"), last(tmp_path / "whole"))
+    assert printed["stopped"] == printed["whole"] != printed["without EMA"]
+
+
+def test_complete_prints_the_score_of_the_saved_ema(crew: Crew, tmp_path: Path) -> None:
+    """With BatchNorm as it is; not with the statistics of each rank, nor with an EMA that rank 0
+    alone updates, nor with the statistics of the model sent in place of the EMA's."""
+    update = "ema.update_parameters(model)"
+    for name, change in (
+        ("as it is", None),
+        ("own statistics", ("same_buffers(ema)", "pass")),
+        ("the model's statistics", ("same_buffers(ema)", "same_buffers(model)")),
+        ("rank 0 alone", (update, f"rank or {update}")),
+    ):
+        (folder := tmp_path / name).mkdir()
+        script = without(COMPLETE, change) if change else COMPLETE
+        use = functools.partial(looped, script=script)
+        answers = crew.run(use, folder, "--epochs", "2", world_size=2)
+        scores = re.findall(r"F1 (\S+),", answers[0]["printed"])
+        assert (score_of_saved(folder) == max(scores)) == (change is None), name
 
 
 def test_complete_stops(crew: Crew, tmp_path: Path) -> None:

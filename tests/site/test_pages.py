@@ -196,7 +196,7 @@ def twins(folder: Path, zh: str, en: str) -> list[str]:
         (' <a id="data"></a>', "", "no id"),
         ('<a id="data"></a>', '<a id="data"></a>\n\n训练\n循环', "would show as a gap"),
         ("code wrap", "code one_cycle", "lines differ"),
-        ("--nnodes 2", "--nnodes 3", "fences at line"),
+        ("--epochs 2", "--epochs 3", "fences at line"),
         ("(launching.md)", "(concepts.md)", "links are not the same"),
         ("python example", "python", "use a link, or mark it"),
     ],

@@ -5,6 +5,7 @@ torchrun --standalone --nproc-per-node 2 docs/examples/convert/complete.py
 
 import argparse
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -15,15 +16,15 @@ from recipes import (
     DistributedWeightedSampler,
     load,
     macro_f1,
+    make_ema,
     same_buffers,
     save,
     seed_epoch,
-    train_accumulating,
 )
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 
 @torch.inference_mode()
@@ -55,7 +56,8 @@ def main() -> None:
     train_set, val_set = make_data(1000, seed=1), make_data(301, seed=2)
     targets = train_set.tensors[1]
     weights = 1.0 / targets.bincount()[targets]
-    sampler = DistributedWeightedSampler(weights, rank, world_size)
+    drawn = WeightedRandomSampler(weights, len(train_set))
+    sampler = DistributedWeightedSampler(drawn, rank, world_size)
     train_loader = DataLoader(train_set, batch, sampler=sampler, drop_last=True)
     val_loader = DataLoader(val_set, batch, sampler=range(rank, len(val_set), world_size))
 
@@ -64,7 +66,9 @@ def main() -> None:
     model = nn.Sequential(*layers).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     plateau, best = ReduceLROnPlateau(optimizer, "max", patience=0), Best(args.patience)
-    parts = {"model": model, "optimizer": optimizer, "plateau": plateau, "best": best}
+    ema = make_ema(model, decay=0.9)
+    parts = {"model": model, "optimizer": optimizer, "ema": ema}
+    parts |= {"plateau": plateau, "best": best}
     start = load("latest.pt", parts) if Path("latest.pt").exists() else 0
     ddp_model = DistributedDataParallel(model)
 
@@ -76,13 +80,22 @@ def main() -> None:
         model.train()
         if args.fixed_statistics:
             layers[1].eval()
-        train_accumulating(ddp_model, train_loader, optimizer, args.accumulate)
+        optimizer.zero_grad()  # the batches that are left over at the end make no step
+        for number, (inputs, targets) in enumerate(train_loader, start=1):
+            steps = number % args.accumulate == 0
+            with nullcontext() if steps else ddp_model.no_sync():
+                loss = nn.functional.cross_entropy(ddp_model(inputs.to(device)), targets.to(device))
+                (loss / args.accumulate).backward()
+            if steps:
+                optimizer.step()
+                optimizer.zero_grad()
+                ema.update_parameters(model)
 
-        same_buffers(model)
-        f1 = macro_f1(*predict(model, val_loader, device), 10)
+        same_buffers(ema)
+        f1 = macro_f1(*predict(ema.module, val_loader, device), 10)
         plateau.step(f1)
         if best.improved(f1):
-            save("best.pt", epoch + 1, {"model": model})
+            save("best.pt", epoch + 1, {"model": ema.module})
         save("latest.pt", epoch + 1, parts)
         if rank == 0:
             print(f"epoch {epoch}: F1 {f1:.4f}, lr {optimizer.param_groups[0]['lr']:g}")

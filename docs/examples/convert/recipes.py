@@ -6,7 +6,7 @@ tests/handbook/test_recipes.py runs each on two processes, with and without its 
 import os
 import random
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from itertools import islice
 
@@ -25,30 +25,29 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     Sampler,
+    WeightedRandomSampler,
     default_collate,
     get_worker_info,
 )
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 
 class DistributedWeightedSampler(Sampler[int]):
     """All ranks draw the same order; each takes every world_size-th image of it."""
 
-    def __init__(self, weights: Sequence[float], rank: int, world_size: int) -> None:
-        self.weights = torch.as_tensor(weights, dtype=torch.float64)
-        self.rank, self.world_size = rank, world_size
+    def __init__(self, sampler: WeightedRandomSampler, rank: int, world_size: int) -> None:
+        self.sampler, self.rank, self.world_size = sampler, rank, world_size
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        self.generator = torch.Generator().manual_seed(epoch)
+        self.sampler.generator = torch.Generator().manual_seed(epoch)
 
     def __len__(self) -> int:
-        return len(self.weights) // self.world_size
+        return len(self.sampler) // self.world_size
 
     def __iter__(self) -> Iterator[int]:
-        drawn = len(self) * self.world_size
-        order = torch.multinomial(self.weights, drawn, True, generator=self.generator)
-        return iter(order[self.rank :: self.world_size].tolist())
+        return islice(self.sampler, self.rank, len(self) * self.world_size, self.world_size)
 
 
 class Share(IterableDataset):
@@ -158,31 +157,23 @@ def seed_epoch(seed: int, epoch: int, rank: int) -> None:
 
 
 def train_accumulating(
-    model: DistributedDataParallel, loader: DataLoader, optimizer: Optimizer, accumulate: int
+    ddp_model: DistributedDataParallel, loader: DataLoader, optimizer: Optimizer, accumulate: int
 ) -> None:
-    """A step for each `accumulate` batches, and a smaller one for what is left over."""
-    device = next(model.parameters()).device
-    whole = len(loader) - len(loader) % accumulate
+    """An epoch with a step for each `accumulate` batches."""
+    device = next(ddp_model.parameters()).device
     for number, (inputs, targets) in enumerate(loader, start=1):
-        last = number % accumulate == 0 or number == len(loader)
-        group = accumulate if number <= whole else len(loader) - whole
-        with nullcontext() if last else model.no_sync():  # the last one communicates
-            loss = cross_entropy(model(inputs.to(device)), targets.to(device)) / group
-            loss.backward()
-        if last:
-            nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)  # of the average
+        steps = number % accumulate == 0  # wherever your script makes a step
+        with nullcontext() if steps else ddp_model.no_sync():
+            loss = cross_entropy(ddp_model(inputs.to(device)), targets.to(device))
+            (loss / accumulate).backward()
+        if steps:
             optimizer.step()
             optimizer.zero_grad()
 
 
-def without_decay(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Groups for the optimizer: biases and norms, of one dimension, do not decay."""
-    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
-    others = [weight for weight in model.parameters() if weight.dim() <= 1]
-    return [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
+def in_one_view(view: nn.Module, image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Crops and flips that are drawn once, for both; no classes are mixed in the mask."""
+    return view(tv_tensors.Image(image), tv_tensors.Mask(mask))
 
 
 class Mixing:
@@ -207,6 +198,39 @@ def mean_over_all(total: Tensor, count: Tensor) -> Tensor:
     everywhere = count.clone()
     dist.all_reduce(everywhere)
     return total * dist.get_world_size() / everywhere
+
+
+def sum_over_ranks(part: Tensor) -> Tensor:
+    """The sum of all ranks' parts, the same on each of them, for a loss made from it. backward()
+    reaches this rank's part, times world_size: DDP's average divides by that."""
+    total = part.detach().clone()
+    dist.all_reduce(total)
+    return total + (part - part.detach()) * dist.get_world_size()  # zero, with a gradient
+
+
+def dice_loss(logits: Tensor, masks: Tensor) -> Tensor:
+    """One minus the soft Dice of each class over the images of all ranks, averaged over classes.
+    Both (N, classes, height, width), masks of 0 and 1."""
+    guesses = logits.sigmoid()
+    sums = torch.stack([(guesses * masks).sum((0, 2, 3)), (guesses + masks).sum((0, 2, 3))])
+    overlap, sizes = sum_over_ranks(sums)
+    return 1 - ((2 * overlap + 1) / (sizes + 1)).mean()
+
+
+def rows_of_all_ranks(rows: Tensor) -> Tensor:
+    """(N, features) of each rank, as (world_size * N, features) in the order of ranks. N must be
+    the same on all ranks."""
+    places = rows.new_zeros(dist.get_world_size(), *rows.shape)
+    places[dist.get_rank()] = rows
+    return sum_over_ranks(places).flatten(0, 1)
+
+
+def contrastive_loss(first: Tensor, second: Tensor, temperature: float) -> Tensor:
+    """CLIP's: of all pairs of all ranks, row n of the one belongs to row n of the other."""
+    first, second = rows_of_all_ranks(first), rows_of_all_ranks(second)
+    logits = first @ second.T / temperature
+    pairs = torch.arange(len(logits), device=logits.device)
+    return (cross_entropy(logits, pairs) + cross_entropy(logits.T, pairs)) / 2
 
 
 def one_cycle(optimizer: SGD, loader: DataLoader, epochs: int) -> OneCycleLR:
@@ -257,13 +281,13 @@ def from_all_ranks(values: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def make_ema(ddp_model: DistributedDataParallel) -> AveragedModel:
-    """After DDP has given all ranks the weights of rank 0, from the model inside it."""
-    return AveragedModel(ddp_model.module, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+def make_ema(model: nn.Module, decay: float) -> AveragedModel:
+    """Before DDP wraps the model: its first update copies the weights, those of rank 0 by then."""
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
 
 
 def same_buffers(model: nn.Module) -> None:
-    """Before evaluation: the running statistics of rank 0, whose model is saved."""
+    """Before evaluating a model or an EMA: the running statistics of rank 0, which saves."""
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
 
@@ -273,16 +297,11 @@ def generator_loss(discriminator: DistributedDataParallel, fake: Tensor) -> Tens
     return nn.functional.softplus(-discriminator.module(fake)).mean()
 
 
-def step_in_fp16(
-    loss: Tensor, optimizer: Optimizer, scaler: torch.amp.GradScaler, model: nn.Module
-) -> None:
-    """An overflow on one rank is in the average, so all ranks skip the step together."""
-    optimizer.zero_grad()
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)  # before the clipping, which is for true gradients
-    nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
-    scaler.step(optimizer)
-    scaler.update()
+def on_any_rank(condition: Tensor) -> bool:
+    """`if on_any_rank(loss.isnan()): continue`: all ranks skip the step, or none."""
+    found = condition.int()
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return bool(found)  # the host waits here, in each step
 
 
 def log_loss(write: Callable[[float, int], None], loss: Tensor, step: int) -> None:
