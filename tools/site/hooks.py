@@ -17,19 +17,23 @@ from mkdocs.structure.pages import Page
 
 from tools.site.codealong import COPIES, LEGEND, linked
 from tools.site.plain import plain
-from tools.site.source import ROOT, read
+from tools.site.source import ROOT, SiteError, read
 from tools.site.theme import change_scripts
 
 # What the site is told of pages; in a page GitHub would show it as a table. Wide ones need the room
 # of the menu, or have their contents in the text: <!-- toc -->.
 META = {
+    "changelog.md": {"search": {"boost": 0.3}},
     "chapters/": {"hide": ["navigation", "toc"]},
     "compare.md": {"hide": ["navigation", "toc"]},
     "convert.md": {"hide": ["navigation", "toc"], "search": {"boost": 2}},
+    "faq.md": {"search": {"boost": 2}},
     "handbook/api.md": {"hide": ["toc"]},
+    "handbook/tensors.md": {"search": {"boost": 0.5}},
     "index.md": {"hide": ["navigation", "toc"]},
-    "migration.md": {"hide": ["navigation", "toc"]},
-    "recipes.md": {"hide": ["navigation"]},
+    "migration.md": {"hide": ["navigation", "toc"], "search": {"boost": 0.5}},
+    "recipes.md": {"hide": ["navigation"], "search": {"boost": 1.5}},
+    "troubleshooting.md": {"search": {"boost": 2}},
 }
 listed: dict[str, str] = {}  # plain Markdown: its place in the site -> a line of llms.txt
 
@@ -123,7 +127,7 @@ def on_post_build(config: MkDocsConfig) -> None:
     """llms.txt (llmstxt.org), copies of the files that pages show and link to, and the theme's
     scripts as they are here. Called once for each language: the last time all pages are known."""
     change_scripts(Path(config.site_dir))
-    split_index(Path(config.site_dir, "search"))
+    split_index(Path(config.site_dir, "search"), config.extra["searched"])
     english = [line for place, line in listed.items() if place.startswith("en/")]
     chinese = [line for place, line in listed.items() if not place.startswith("en/")]
     about = "Training on many GPUs with PyTorch: each page as plain Markdown, with its code"
@@ -136,13 +140,24 @@ def on_post_build(config: MkDocsConfig) -> None:
         shutil.copyfile(ROOT / path, target)
 
 
-def split_index(folder: Path) -> None:
-    """An index for each language: half of the weight, and the number of matches is right."""
+def split_index(folder: Path, searched: dict[str, str]) -> None:
+    """An index for each language: half of the weight, and the number of matches is right. searched:
+    a section, and words that are to find it as if they stood in its title. After the build of the
+    first language there is nothing of the other."""
     index = json.loads((folder / "search_index.json").read_text(encoding="utf-8"))
+    index["config"]["fields"]["tags"]["boost"] = 2 * index["config"]["fields"]["title"]["boost"]
     for language, spoken in (("zh", ["zh", "en"]), ("en", ["en"])):
-        english = language == "en"
-        docs = [doc for doc in index["docs"] if doc["location"].startswith("en/") == english]
-        part = {"config": {**index["config"], "lang": spoken}, "docs": docs}
+        prefix = "en/" if language == "en" else ""
+        sections = {
+            doc["location"].removeprefix(prefix): doc
+            for doc in index["docs"]
+            if doc["location"].startswith("en/") == bool(prefix)
+        }
+        for place, words in searched.items() if sections else ():
+            if place not in sections:
+                raise SiteError(f"mkdocs.yml, searched: {prefix}{place} is not there")
+            sections[place]["tags"] = words.split()
+        part = {"config": {**index["config"], "lang": spoken}, "docs": [*sections.values()]}
         text = json.dumps(part, ensure_ascii=False, separators=(",", ":"))
         (folder / f"{language}.json").write_text(text, encoding="utf-8")
     (folder / "search_index.json").unlink()

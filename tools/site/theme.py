@@ -15,6 +15,14 @@ CHANGES = {
     "bundle.*.min.js": {
         # A page asks for the index of its own language: hooks.py makes one for each.
         '"search/search_index.json"': "`search/${document.documentElement.lang}.json`",
+        # Text may come by paste, by dictation, from an input method: not every one lets a key go up.
+        'h(e,"keyup"),o)': 'h(e,"input"),o)',
+        # The index, two thirds of a page's weight, waits until somebody goes to the field, or has
+        # followed a result, whose words are then marked.
+        '$(location.protocol!=="file:"),Je("search")': '$(!1),Je("search")',
+        'z([t,r.pipe(Q(we()),g(o=>!!o.searchParams.get("h")))])': (
+            'r.pipe(Q(we()),g(o=>!!o.searchParams.get("h")),b(o=>z([t,$(o)])))'
+        ),
         # It would look for a site map below each page that the head lists as a translation.
         '"link[rel=alternate]"': '"link[rel=none]"',
     },
