@@ -19,6 +19,7 @@ from tools.site.codealong import COPIES, LEGEND, linked
 from tools.site.plain import plain
 from tools.site.source import ROOT, SiteError, read
 from tools.site.theme import change_scripts
+from tools.site.words import MARK
 
 # What the site is told of pages; in a page GitHub would show it as a table. Wide ones need the room
 # of the menu, or have their contents in the text: <!-- toc -->.
@@ -32,7 +33,7 @@ META = {
     "handbook/tensors.md": {"search": {"boost": 0.5}},
     "index.md": {"hide": ["navigation", "toc"]},
     "migration.md": {"hide": ["navigation", "toc"], "search": {"boost": 0.5}},
-    "recipes.md": {"hide": ["navigation"], "search": {"boost": 1.5}},
+    "recipes.md": {"hide": ["navigation", "toc"], "search": {"boost": 1.5}},
     "troubleshooting.md": {"search": {"boost": 2}},
 }
 listed: dict[str, str] = {}  # plain Markdown: its place in the site -> a line of llms.txt
@@ -79,9 +80,17 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> None:
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     write_plain(page, config)
     output = named(output, page.file.src_uri.partition("/")[0])
-    # What the doctor prints in capitals, in the colour of a mistake.
+    # What the doctor prints in capitals or begins with; the colour of a mistake is for mistakes.
     output = re.sub(
-        r"(?m)(^|<code>)(WRONG RESULT|HANG AHEAD)(?=  \w)", r'\1<b class="wrong">\2</b>', output
+        r"(?m)(^|<span></span><code>)((WRONG RESULT|HANG AHEAD)|[A-Z]{4,}|doctor)(?=  \w|: )",
+        lambda word: f'{word[1]}<b class="said{" wrong" * bool(word[3])}">{word[2]}</b>',
+        output,
+    )
+    # A flag is not torn at its hyphens where a command wraps.
+    output = re.sub(
+        r'(?s)<div class="language-bash.+?</pre>',
+        lambda block: re.sub(r"(?<=[\s>])(-[\w-]+)", r'<span class="flag">\1</span>', block[0]),
+        output,
     )
     # The other language of a home page is "/" or "/en/", which is wrong below a path.
     root = "../" * page.url.count("/") or "./"
@@ -117,7 +126,8 @@ def write_plain(page: Page, config: MkDocsConfig) -> None:
     source = Path(page.file.abs_src_path).read_text(encoding="utf-8")
     target = Path(config.site_dir, place)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(plain(source, page.file.src_uri, config.repo_url or ""), encoding="utf-8")
+    text = plain(source, page.file.src_uri, config.repo_url or "")
+    target.write_text(re.sub(MARK, "", text), encoding="utf-8")
     about = page.meta.get("description", "")
     listed[place] = f"- [{page.title}]({config.site_url or ''}{place})" + f": {about}" * bool(about)
 

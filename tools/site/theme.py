@@ -15,7 +15,7 @@ CHANGES = {
     "bundle.*.min.js": {
         # A page asks for the index of its own language: hooks.py makes one for each.
         '"search/search_index.json"': "`search/${document.documentElement.lang}.json`",
-        # Text may come by paste, by dictation, from an input method: not every one lets a key go up.
+        # Text may come by paste, by dictation, from an input method: no key goes up.
         'h(e,"keyup"),o)': 'h(e,"input"),o)',
         # The index, two thirds of a page's weight, waits until somebody goes to the field, or has
         # followed a result, whose words are then marked.

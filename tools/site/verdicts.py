@@ -69,7 +69,7 @@ def all_cases() -> dict[str, Case]:
 def of_case(case: Case) -> list[str]:
     """Where it is from, and the mistake with its remedy as a difference."""
     lines = difflib.unified_diff(case.branch(False), case.branch(True), n=2, lineterm="")
-    changes = [line for line in list(lines)[2:] if not line.startswith("@@")]
+    changes = [line for line in list(lines)[2:] if line.strip("+- ") and line[:2] != "@@"]
     name = case.path.name
     source = f"[{name}]({HOST}docs/examples/cases/{name})"
     links = f"[{case.project} {case.report}]({case.url}), {case.date} · {source}"
@@ -77,8 +77,8 @@ def of_case(case: Case) -> list[str]:
 
 
 def of_fault(name: str) -> list[str]:
-    """The fault as a difference."""
-    texts = (faults.RIGHT.read_text(encoding="utf-8"), faults.broken(name))
+    """The fault and its remedy as a difference."""
+    texts = (faults.broken(name), faults.RIGHT.read_text(encoding="utf-8"))
     changes = difflib.ndiff(*(text.splitlines() for text in texts))
     return ["```diff", *(line for line in changes if line[0] in "+-"), "```", ""]
 

@@ -12,6 +12,7 @@
     element.dataset.l = number;
     element.style.setProperty("--r", row);
     element.innerHTML = html;
+    element.style.setProperty("--indent", Math.max(0, element.textContent.search(/\S/)));
     if (kind === "old") element.setAttribute("aria-hidden", "true");
     return element;
   }

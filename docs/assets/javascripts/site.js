@@ -6,6 +6,27 @@
     if (link) link.href = link.href.replace(/[?#].*/, "") + location.search + location.hash;
   });
 
+  // How deep a line of code begins: on a phone what goes on below it is deeper still.
+  for (const line of document.querySelectorAll(".ln, .cd-hunk > [data-l]"))
+    line.style.setProperty("--indent", Math.max(0, line.textContent.search(/\S/)));
+
+  // In a walk a word and its lines light each other up; tools/site/words.py has found them.
+  let lit = [];
+  function light({ target }) {
+    for (const element of lit) element.classList.remove("lit");
+    lit = [];
+    const part = target.closest?.("[data-at], .ln, [data-l]");
+    const code = part?.closest(".walk-text")?.nextElementSibling ?? part?.closest(".walk-code");
+    if (!code) return;
+    const lines = [...code.querySelectorAll(".ln, .cd-hunk > [data-l]")];
+    const words = [...code.previousElementSibling.querySelectorAll("[data-at]")];
+    const linesOf = (word) => word.dataset.at.split(" ").map((number) => lines[number]);
+    const of = part.dataset.at ? [part] : words.filter((word) => linesOf(word).includes(part));
+    if (of.length) lit = [part, ...of, ...(part.dataset.at ? linesOf(part) : [])];
+    for (const element of lit) element.classList.add("lit");
+  }
+  for (const kind of ["pointerover", "focusin", "click"]) addEventListener(kind, light);
+
   // A difference is copied as the new code: without removed lines and signs. Most have one
   // character before the code, a few a blank more, which leaves an odd number of blanks.
   function newCode(text) {

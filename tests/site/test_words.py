@@ -1,0 +1,122 @@
+"""A word of a note and the lines that it is about light each other up."""
+
+import pytest
+
+pytest.importorskip("playwright", reason="needs requirements-dev.txt")
+import markdown
+from playwright.sync_api import Browser, Page
+
+from tools.site.source import SiteError
+from tools.site.words import places
+
+pytestmark = pytest.mark.xdist_group("site")
+
+LINES = [
+    "import torch.distributed as dist",
+    "add('--batch-size', type=int)  # of all ranks",
+    "sampler = DistributedSampler(train_set, drop_last=True)",
+    "# The sampler shuffles: rank + 1 comes next.",
+    "loss.backward()",
+]
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("sampler", [2]),  # in the code, and not the comment
+        ("shuffles", [3]),
+        ("DistributedSampler(…, drop_last=True)", [2]),
+        ("torch.distributed.DistributedSampler", [2]),
+        ("--batch-size 256", [1]),
+        ("backward()", [4]),
+        ("drop_last", [2]),
+        ("drop", []),
+        ("rank + 1", [3]),
+        ("…", []),
+    ],
+)
+def test_which_lines(word: str, found: list[int]) -> None:
+    assert places(word, LINES) == found
+
+
+def test_a_mark_names_lines_or_ends_the_build() -> None:
+    extensions = ["md_in_html", "pymdownx.superfences", "tools.site.codealong", "tools.site.words"]
+    page = '<div class="walk" markdown>\n\nIt ends: `bye`<!-- = {} -->.\n\n{}\n\n</div>'
+    link = '[`02_distributed/minimal.py`](02_distributed/minimal.py "file")'
+
+    def built(text: str) -> str:
+        return markdown.markdown(page.format(text, link), extensions=extensions)
+
+    html = built("dist.init_process_group(")
+    assert '<code class="nb" data-at="' in html and "<!-- =" not in html
+    with pytest.raises(SiteError, match="no line of the code beside `bye`"):
+        built("hvd.init(")
+
+
+# Code words of notes that no line beside them is about: messages, commands, what stands elsewhere.
+# Another one is a word that leads nowhere: name its lines by a mark, or say here that it has none.
+WITHOUT = {
+    "convert/": """.to(device); Default process group has not been initialized; DistributedSampler;
+        Duplicate GPU detected; Multiple Ranks are using the same GPU/Partition; all_reduce;
+        ddp_model; generator=torch.Generator().manual_seed(0); random_split; torchrun""",
+    "chapters/02_distributed/": """(3, size, size); --batch-size; --compile; --data; --epochs;
+        --lr; --synthetic; --weight-decay; .grad; <; >; MEAN; STD; SystemExit: error: …; backward;
+        best.pt; build_datasets; build_optimizer; continue; device_ids=[local_rank];
+        drop_last=True; evaluate; evaluate.jsonl; exitcode: 1; from datetime import timedelta;
+        if rank == 0:; init_process_group; ln -s val train; local_rank == 0; log_mode; lr_factor;
+        main; metrics.jsonl; model; module.; nothing to train: all 90 epochs are done; open;
+        python; timeout=timedelta(seconds=30); torchrun; train/; val/""",
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_words_have_lines(page: Page, address: str, name: str) -> None:
+    lost = set()
+    for prefix in ("", "en/"):
+        page.goto(f"{address}{prefix}{name}")
+        words = page.locator(".walk-text code")
+        lost |= set(words.and_(page.locator(":not([data-at])")).all_text_contents())
+        assert words.and_(page.locator("[data-at]")).count() > 15
+    assert lost == {word.strip() for word in WITHOUT[name].split(";")}
+
+
+# Notes that lie over the next one.
+COVERED = """() => [...document.querySelectorAll(".walk-text + .walk-code + .walk-text")]
+    .filter((next) => next.getBoundingClientRect().top <
+        next.previousElementSibling.previousElementSibling.getBoundingClientRect().bottom)
+    .map((next) => next.textContent)"""
+LIT = "all => all.map(e => e.textContent.trim())"
+
+
+def test_word_and_line(chromium: Browser, address: str) -> None:
+    """By pointer and keyboard on a laptop, both ways; by a finger on a phone."""
+    opened = chromium.new_page(viewport={"width": 1440, "height": 900})
+    opened.goto(f"{address}en/chapters/02_distributed/")
+    word = opened.locator(".walk-text code[data-at]", has_text="set_device_index").first
+    line = opened.locator(".walk", has=word).locator(".ln", has_text="set_device_index")
+    lit = opened.locator(".lit")
+    assert lit.count() == 0
+    word.hover()
+    opened.mouse.wheel(0, 300)  # now the walk's first pair has reached the header
+    opened.wait_for_function("scrollY > 300")
+    assert opened.evaluate(COVERED) == []
+    word.hover()
+    both = lit.evaluate_all(LIT)
+    assert both == [word.text_content(), line.text_content().strip()]
+    opened.mouse.move(1, 1)
+    assert lit.count() == 0
+    line.hover()
+    assert set(both) <= set(lit.evaluate_all(LIT))
+    opened.mouse.move(1, 1)
+    word.focus()
+    assert lit.evaluate_all(LIT) == both
+    opened.close()
+
+    phone = chromium.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
+    opened = phone.new_page()
+    opened.goto(f"{address}convert/")
+    word = opened.locator(".walk-text code[data-at]", has_text="ddp_model").first
+    word.tap()
+    named, *lines = opened.locator(".lit").evaluate_all(LIT)
+    assert named == "ddp_model" and lines and all("ddp_model" in text for text in lines)
+    phone.close()
