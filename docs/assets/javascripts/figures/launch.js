@@ -57,6 +57,7 @@
   }
 
   figures.launch = {
+    formFirst: true,
     fields: [
       { name: "gpus", min: 1, max: 16, value: 8 },
       { name: "machines", min: 1, max: 64, value: 1 },

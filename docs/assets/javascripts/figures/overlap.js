@@ -57,45 +57,37 @@
     return { micro, forward, total, buckets, step, efficiency: total / step, hidden };
   }
 
-  // One scale for all that takes up to half a second: a row is 50 ms, and a longer step has more rows.
-  // Beyond that a row is 500 ms, 5 s and so on.
+  // The axis ends at the first tick beyond 1.2 times the step; there are four to nine.
   function scale(step) {
-    let row = 0.05;
-    while (step > 10 * row) row *= 10;
-    return { row, rows: Math.max(1, Math.ceil(step / row - 1e-9)) };
+    const power = 10 ** Math.floor(Math.log10(0.3 * step));
+    const tick = power * [5, 2, 1].find((times) => times * power <= 0.3 * step);
+    return { tick, ticks: Math.ceil((1.2 * step) / tick - 1e-9) };
   }
 
   function draw(result, state, words) {
     const { micro, forward, total, buckets, step } = result;
-    const { row, rows } = scale(step);
-    const [left, top, width, high, apart] = [46, 24, 376, 15, 38];
+    const { tick, ticks } = scale(step);
+    const [left, top, width, high] = [46, 24, 376, 30];
+    const x = (time) => left + (width * time) / (tick * ticks);
     const parts = [];
     const label = (text, x, y, more = "") =>
       parts.push(`<text x="${x}" y="${y}"${more}>${text}</text>`);
     const round = (number) => Number(number.toFixed(1));
-    // A piece of time, cut where a row ends.
+    // A piece of time.
     function bar(from, to, line, kind) {
-      for (let index = Math.floor(from / row + 1e-9); index * row < to - 1e-9; index++) {
-        const begin = Math.max(from - index * row, 0) / row;
-        const length = Math.min(to - index * row, row) / row - begin;
-        const y = top + index * apart + line * high;
-        const place = `x="${round(left + width * begin)}" y="${y}" width="${round(width * length)}"`;
-        parts.push(`<rect class="fig-${kind}" ${place} height="${high}"/>`);
-      }
+      const place = `x="${round(x(from))}" y="${top + line * high}" width="${round(x(to) - x(from))}"`;
+      parts.push(`<rect class="fig-${kind}" ${place} height="${high}"/>`);
     }
 
-    for (const part of range(6)) {
-      const x = left + (width * part) / 5;
-      const milliseconds = rounded(200 * row * part);
-      parts.push(`<path class="fig-frame" d="M${x} ${top - 4}V${top + rows * apart - 4}"/>`);
-      if (part < 5) label(milliseconds, x, top - 8, ' text-anchor="middle"');
+    for (const part of range(ticks + 1)) {
+      const at = round(x(part * tick));
+      const milliseconds = rounded(1000 * tick * part);
+      parts.push(`<path class="fig-frame" d="M${at} ${top - 4}V${top + 2 * high + 8}"/>`);
+      if (part < ticks) label(milliseconds, at, top - 8, ' text-anchor="middle"');
       else label(`${milliseconds} ms`, 440, top - 8, ' text-anchor="end"');
     }
-    for (const index of range(rows)) {
-      const y = top + index * apart + high - 2;
-      label(index ? rounded(1000 * row * index, 4) : words.gpu, left - 6, y, ' text-anchor="end"');
-    }
-    label(words.network, left - 6, top + 2 * high - 1, ' text-anchor="end"');
+    for (const [line, name] of [words.gpu, words.network].entries())
+      label(name, left - 6, top + (line + 0.5) * high + 4, ' text-anchor="end"');
 
     for (const index of range(state.accumulate)) {
       const start = index * micro;
@@ -118,11 +110,9 @@
       rate: rounded((state.gpus * state.images * state.accumulate) / step),
       count: buckets.length,
     };
-    const end = round(left + width * (step / row - rows + 1));
-    const last = top + (rows - 1) * apart;
-    parts.push(`<path class="fig-optimizer" d="M${end} ${last - 2}V${last + 2 * high + 5}"/>`);
-    const side = end > left + width / 2 ? ' text-anchor="end"' : "";
-    label(fill(words.step, values), end, last + 2 * high + 18, side);
+    const end = round(x(step));
+    parts.push(`<path class="fig-optimizer" d="M${end} ${top - 2}V${top + 2 * high + 5}"/>`);
+    label(fill(words.step, values), end, top + 2 * high + 20, ' text-anchor="end"');
 
     const legend = ["forward", "backward", "sent", "waiting", "optimizer"].map((kind) => {
       const sign = `<svg viewBox="0 0 12 12"><rect class="fig-${kind}" width="12" height="12"/></svg>`;
@@ -131,7 +121,7 @@
     let kind = step > total * 1.001 ? "waits" : "hides";
     if (state.gpus === 1) kind = "alone";
     const short = fill(words[kind], values);
-    const size = `viewBox="0 0 440 ${top + rows * apart + 14}"`;
+    const size = `viewBox="0 0 440 ${top + 2 * high + 24}"`;
     return {
       picture: `<svg ${size} role="img" aria-label="${plain(short)}">${parts.join("")}</svg><p class="fig-legend" aria-hidden="true">${legend.join(" ")}</p>`,
       sentence: `${short} ${fill(words.speed, values)}`,
@@ -141,14 +131,19 @@
 
   figures.overlap = {
     fields: [
-      { name: "model", options: ["resnet18", "resnet50", "resnet152", "own"], value: "resnet50" },
-      { name: "images", min: 1, max: 1024, value: 64 },
       { name: "gpus", min: 1, max: 1024, value: 16, typed: true },
       { name: "bandwidth", min: 0.1, max: 1000, value: 5, typed: true, any: true },
       { name: "bucket", min: 1, max: 200, value: 25 },
-      { name: "accumulate", min: 1, max: 16, value: 1 },
-      { name: "bf16", value: false },
-      { name: "rate", min: 1, max: 1e6, value: 2500, typed: true, any: true },
+      {
+        name: "model",
+        options: ["resnet18", "resnet50", "resnet152", "own"],
+        value: "resnet50",
+        more: true,
+      },
+      { name: "images", min: 1, max: 1024, value: 64, more: true },
+      { name: "accumulate", min: 1, max: 16, value: 1, more: true },
+      { name: "bf16", value: false, more: true },
+      { name: "rate", min: 1, max: 1e6, value: 2500, typed: true, any: true, more: true },
       {
         name: "parameters",
         min: 0.1,
@@ -156,6 +151,7 @@
         value: 100,
         typed: true,
         any: true,
+        more: true,
         when: ({ model }) => model === "own",
       },
     ],

@@ -83,7 +83,7 @@
     const short = fill(words[phase], values);
     return {
       picture: `<svg viewBox="0 0 440 260" role="img" aria-label="${short}">${parts.join("")}</svg>`,
-      sentence: `${short} ${fill(words.cost, values)}`,
+      sentence: `${short}<small>${fill(words.cost, values)}</small>`,
       short,
     };
   }
@@ -95,7 +95,7 @@
         name: "step",
         min: 0,
         max: 14,
-        value: 2,
+        value: 0,
         buttons: true,
         limit: ({ ranks }) => 2 * (ranks - 1),
       },
@@ -116,13 +116,13 @@
         },
         chunk: "chunk {chunk}",
         begin:
-          "Each rank has its own values, in as many chunks as there are ranks (a colour for each rank).",
+          "Each rank has its own values, in one colour and as many chunks as there are ranks. In the end each chunk has all colours, everywhere.",
         reduce:
-          "Step {step} of {steps}, reduce-scatter: what arrives (arrow) is added to the rank's own chunk; the colours say whose values are in it.",
+          "Step {step} of {steps}, reduce-scatter: what arrives (arrow) is added to the rank's own chunk.",
         gather:
           "Step {step} of {steps}, all-gather: a finished sum arrives and replaces the chunk.",
         end: "After {steps} steps every rank has every sum.",
-        cost: "So far each rank has sent <b>{now} MB</b>. To the end it is <b>{ring} MB</b> by the ring ({ringTime} ms), {all} MB if each sends all to all others ({allTime} ms), and {server} MB by one rank that serves all others, which receives as much ({serverTime} ms).",
+        cost: "Each rank has sent <b>{now} MB</b> of <b>{ring} MB</b> ({ringTime} ms in all). If each sent all to all others: {all} MB, {allTime} ms. If one rank served all: {server} MB, {serverTime} ms.",
       },
       zh: {
         title: "一步一步看 all-reduce",
@@ -133,12 +133,13 @@
           bandwidth: "每条链路的带宽（GB/s）",
         },
         chunk: "第 {chunk} 段",
-        begin: "开始时每个 rank 只有自己的数据，有几个 rank 就切成几段（每个 rank 一种颜色）。",
+        begin:
+          "开始时每个 rank 只有自己的数据，颜色各不相同，有几个 rank 就切成几段；最后每个 rank 的每一段都有全部颜色。",
         reduce:
-          "共 {steps} 步，第 {step} 步，reduce-scatter：收到的一段（箭头）累加到本地对应的一段，颜色表示其中有哪些 rank 的数据。",
+          "共 {steps} 步，第 {step} 步，reduce-scatter：收到的一段（箭头）累加到本地对应的一段。",
         gather: "共 {steps} 步，第 {step} 步，all-gather：收到已经加完的一段，直接替换。",
         end: "{steps} 步之后，每个 rank 都有全部的和。",
-        cost: "到现在每个 rank 发出了 <b>{now} MB</b>。全部做完，用环，每个 rank 发 <b>{ring} MB</b>（{ringTime} 毫秒）；每个 rank 都发给其他所有 rank，要发 {all} MB（{allTime} 毫秒）；由其中一个 rank 兼任参数服务器，它要发 {server} MB，还要收同样多（{serverTime} 毫秒）。",
+        cost: "每个 rank 要发 <b>{ring} MB</b>（共 {ringTime} 毫秒），已发 <b>{now} MB</b>。若每个 rank 都发给其他所有 rank：{all} MB，{allTime} 毫秒；若由一个 rank 兼任参数服务器：{server} MB，{serverTime} 毫秒。",
       },
     },
   };

@@ -15,6 +15,7 @@
   const WORDS = {
     en: {
       link: "Link to this setting",
+      more: "more",
       play: "▶ Play",
       stop: "■ Stop",
       changed: "{name}: {given} is not possible, {used} is shown ({allowed}).",
@@ -22,6 +23,7 @@
     },
     zh: {
       link: "当前设置的链接",
+      more: "更多设置",
       play: "▶ 播放",
       stop: "■ 停止",
       changed: "{name} 不能是 {given}，这里按 {used} 显示（{allowed}）。",
@@ -82,6 +84,8 @@
     return `<div class="fig-steps" data-steps="${name}">${slider}${button(-1, "−")}${button(1, "+")}<button type="button" class="fig-play">${play}</button></div>`;
   }
 
+  const isSet = (query, state) =>
+    [...new URLSearchParams(query)].every(([name, text]) => String(state[name]) === text);
   const address = (name, state) => `#fig-${name}?${new URLSearchParams(state)}`;
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
 
@@ -96,18 +100,31 @@
   }
 
   function html(name, preset, language) {
-    const { fields, presets, words } = figures[name];
+    const { fields, presets, words, choices = {}, formFirst } = figures[name];
     const { state } = fit(fields, presets[preset]);
     const { picture, sentence } = parts(name, state, language);
     const own = words[language];
+    const buttons = Object.entries(choices[preset] ?? {}).map(
+      ([key, set]) =>
+        `<button type="button" data-set="${set}" aria-pressed="${isSet(set, state)}">${own.choices[key]}</button>`,
+    );
+    const controls = (some) =>
+      some.map((field) => control(field, state, own, WORDS[language])).join("\n");
+    const more = fields.filter((field) => buttons.length || field.more);
+    const form = [
+      `<form class="fig-controls" data-search-exclude aria-label="${own.title}">`,
+      ...buttons,
+      controls(fields.filter((field) => !more.includes(field))),
+      more.length
+        ? `<details><summary>${WORDS[language].more}</summary><div class="fig-controls">${controls(more)}</div></details>`
+        : "",
+      "</form>",
+    ].join("\n");
+    const drawn = `<section class="fig-picture" data-search-exclude>${picture}</section>\n<p class="fig-sentence">${sentence}</p>`;
     return [
       `<figcaption>${own.title}</figcaption>`,
       '<div class="fig-body">',
-      `<form class="fig-controls" data-search-exclude aria-label="${own.title}">`,
-      ...fields.map((field) => control(field, state, own, WORDS[language])),
-      "</form>",
-      `<section class="fig-picture" data-search-exclude>${picture}</section>`,
-      `<p class="fig-sentence">${sentence}</p>`,
+      ...(formFirst ? [form, drawn] : [drawn, form]),
       `<p class="fig-foot" data-search-exclude><a href="${escaped(address(name, state))}">${WORDS[language].link}</a></p>`,
       "</div>",
       '<p class="fig-status" role="status"></p>',
@@ -142,6 +159,8 @@
         language === "zh" ? "" : " ",
       );
       element.querySelector(".fig-foot a").href = address(name, state);
+      for (const button of form.querySelectorAll("[data-set]"))
+        button.setAttribute("aria-pressed", isSet(button.dataset.set, state));
       for (const field of figure.fields) {
         const input = form.elements[field.name];
         const value = state[field.name];
@@ -181,21 +200,35 @@
     const steps = element.querySelector("[data-steps]");
     const counter = steps?.querySelector("input");
     let playing;
-    function play(on) {
+    function play(on, apart = 900) {
+      seen?.disconnect();
       if (!steps) return;
       clearInterval(playing);
-      playing = on ? setInterval(step, 900, 1) : undefined;
+      playing = on ? setInterval(step, apart, 1, apart > 900) : undefined;
       steps.querySelector(".fig-play").textContent = WORDS[language][on ? "stop" : "play"];
     }
 
-    function step(by) {
+    function step(by, silent) {
       counter.value = Number(counter.value) + by;
-      say(show(read(), null));
+      const short = show(read(), null);
+      if (!silent) say(short);
       if (counter.value === counter.max) play(false);
     }
 
+    // Once it runs slowly by itself, when all of it is in view.
+    let seen;
+    if (steps && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
+      seen = new IntersectionObserver(([entry]) => entry.isIntersecting && play(true, 1600), {
+        threshold: 0.9,
+      });
+      seen.observe(element.querySelector(".fig-picture"));
+    }
+
     function press({ target }) {
-      if (target.dataset.by) {
+      if (target.dataset.set) {
+        const set = Object.fromEntries(new URLSearchParams(target.dataset.set));
+        say(show({ ...read(), ...set }, null));
+      } else if (target.dataset.by) {
         play(false);
         step(Number(target.dataset.by));
       } else if (target.classList.contains("fig-play")) {
@@ -208,6 +241,7 @@
     function go() {
       const [, wanted, query] = /^#fig-(\w+)\?(.*)$/.exec(location.hash) ?? [];
       if (wanted !== name) return;
+      play(false);
       form.reset(); // what the address leaves out is as in the still picture
       say(show({ ...read(), ...Object.fromEntries(new URLSearchParams(query)) }, null));
       element.scrollIntoView();

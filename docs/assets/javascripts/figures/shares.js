@@ -74,11 +74,12 @@
 
   function draw(result, state, words) {
     const { batches, count, never } = result;
+    const judged = state.way === "unshuffled" || state.way === "exact"; // as one evaluates
     const row = (head, steps, kind) => {
       const cell = (image) => {
         const kinds = [kind];
         if (count[image] > 1) kinds.push("fig-twice");
-        if (!isRight(image)) kinds.push("fig-wrong");
+        if (judged && !isRight(image)) kinds.push("fig-wrong");
         return `<i class="${kinds.join(" ")}">${image}</i>`;
       };
       const cells = steps.map((some) => `<span>${some.map(cell).join("")}</span>`);
@@ -92,7 +93,7 @@
     values.right = result.right.toFixed(1);
     const sentences = [fill(words.count, values)];
     if (result.steps !== result.fewest) sentences.push(fill(words.uneven, values));
-    if (Number.isFinite(result.reported)) sentences.push(fill(words.accuracy, values));
+    if (judged && Number.isFinite(result.reported)) sentences.push(fill(words.accuracy, values));
     if (state.way === "sampler" && !state.setEpoch && state.epoch > 0) sentences.push(words.same);
     const label = plain(sentences[0]);
     return {
@@ -118,6 +119,7 @@
         when: ({ way }) => ["sampler", "none"].includes(way),
       },
     ],
+    choices: { two: { with: "way=sampler", without: "way=none" } },
     presets: {
       training: { drop: "true" },
       evaluation: { images: "11", batch: "3", way: "unshuffled" },
@@ -143,6 +145,7 @@
           exact: "exact, as our chapters evaluate",
           none: "no sampler",
         },
+        choices: { with: "with a sampler", without: "forgotten" },
         never: "never",
         nothing: "no full batch",
         count:
@@ -150,7 +153,7 @@
         uneven:
           "Some rank has only {fewest}: fine in our evaluation, but in training the others would wait for it for ever.",
         accuracy:
-          "If this were an evaluation (underlined: guessed wrong), it would report <b>{reported} %</b>; right is {right} %.",
+          "Evaluated so (underlined: guessed wrong), the accuracy is <b>{reported} %</b>; right is {right} %.",
         same: "Without <code>set_epoch</code> this is the order of epoch 0 again.",
       },
       zh: {
@@ -170,13 +173,14 @@
           exact: "不重不漏（各章的评估）",
           none: "不用 sampler",
         },
+        choices: { with: "用 sampler", without: "忘了用" },
         never: "没用到",
         nothing: "凑不满一个 batch",
         count:
           "共 <b>{steps} 步</b>（一行里每组是一步）。重复用到的图片（加框）：<b>{twice}</b> 张；一次也没用到的：<b>{missing}</b> 张。",
         uneven: "有的 rank 只有 {fewest} 步：我们的评估不受影响，但训练时其他 rank 会一直等它。",
         accuracy:
-          "如果这是评估（带下划线的图片猜错了），算出的准确率是 <b>{reported}%</b>，真实值是 {right}%。",
+          "这样评估（带下划线的图片猜错了），算出的准确率是 <b>{reported}%</b>，真实值是 {right}%。",
         same: "没有调用 <code>set_epoch</code>，所以和第 0 个 epoch 的顺序一样。",
       },
     },
