@@ -130,20 +130,16 @@
   }
 
   figures.overlap = {
+    shown: ["gpus", "bandwidth", "bucket"], // the others are under "more"
     fields: [
       { name: "gpus", min: 1, max: 1024, value: 16, typed: true },
       { name: "bandwidth", min: 0.1, max: 1000, value: 5, typed: true, any: true },
       { name: "bucket", min: 1, max: 200, value: 25 },
-      {
-        name: "model",
-        options: ["resnet18", "resnet50", "resnet152", "own"],
-        value: "resnet50",
-        more: true,
-      },
-      { name: "images", min: 1, max: 1024, value: 64, more: true },
-      { name: "accumulate", min: 1, max: 16, value: 1, more: true },
-      { name: "bf16", value: false, more: true },
-      { name: "rate", min: 1, max: 1e6, value: 2500, typed: true, any: true, more: true },
+      { name: "model", options: ["resnet18", "resnet50", "resnet152", "own"], value: "resnet50" },
+      { name: "images", min: 1, max: 1024, value: 64 },
+      { name: "accumulate", min: 1, max: 16, value: 1 },
+      { name: "bf16", value: false },
+      { name: "rate", min: 1, max: 1e6, value: 2500, typed: true, any: true },
       {
         name: "parameters",
         min: 0.1,
@@ -151,7 +147,6 @@
         value: 100,
         typed: true,
         any: true,
-        more: true,
         when: ({ model }) => model === "own",
       },
     ],

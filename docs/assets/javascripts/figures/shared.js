@@ -18,23 +18,18 @@
       more: "more",
       play: "▶ Play",
       stop: "■ Stop",
-      changed: "{name}: {given} is not possible, {used} is shown ({allowed}).",
-      unknown: "There is no {name} here.",
     },
     zh: {
       link: "当前设置的链接",
       more: "更多设置",
       play: "▶ 播放",
       stop: "■ 停止",
-      changed: "{name} 不能是 {given}，这里按 {used} 显示（{allowed}）。",
-      unknown: "这里没有 {name} 这一项。",
     },
   };
 
-  // The state that is nearest to what was given (texts by name), and what had to be changed for it.
+  // The state that is nearest to what was given, texts by name.
   function fit(fields, given) {
     const state = {};
-    const changes = [];
     for (const field of fields) {
       const { name, value, options, min, max } = field;
       const text = given[name];
@@ -48,13 +43,10 @@
         const near = Math.min(max, Math.max(min, Number(text)));
         state[name] = field.any ? near : Math.round(near);
       }
-      const known = typeof value === "boolean" ? ["true", "false"] : [String(state[name])];
-      const same = options || !Number.isFinite(Number(text)) ? text : String(Number(text));
-      if (!known.includes(same)) changes.push({ field, given: text });
     }
     for (const { name, limit } of fields)
       if (limit) state[name] = Math.min(state[name], limit(state));
-    return { state, changes };
+    return state;
   }
 
   const plain = (html) => html.replace(/<[^>]*>/g, "");
@@ -100,8 +92,8 @@
   }
 
   function html(name, preset, language) {
-    const { fields, presets, words, choices = {}, formFirst } = figures[name];
-    const { state } = fit(fields, presets[preset]);
+    const { fields, presets, words, choices = {}, shown, formFirst } = figures[name];
+    const state = fit(fields, presets[preset]);
     const { picture, sentence } = parts(name, state, language);
     const own = words[language];
     const buttons = Object.entries(choices[preset] ?? {}).map(
@@ -110,7 +102,7 @@
     );
     const controls = (some) =>
       some.map((field) => control(field, state, own, WORDS[language])).join("\n");
-    const more = fields.filter((field) => buttons.length || field.more);
+    const more = fields.filter((field) => buttons.length || !(shown?.includes(field.name) ?? true));
     const form = [
       `<form class="fig-controls" data-search-exclude aria-label="${own.title}">`,
       ...buttons,
@@ -135,29 +127,17 @@
     const name = element.dataset.figure;
     const language = document.documentElement.lang.slice(0, 2);
     const figure = figures[name];
-    const words = figure.words[language];
     const form = element.querySelector("form");
     const data = element.querySelector("script");
     if (data) figure.data = { models: JSON.parse(data.textContent) };
 
-    // Draws what is nearest to the given texts and gives the short sentence. Typing is not corrected.
+    // Draws what is nearest to the given texts, which the fields then show (but not while one types),
+    // and gives the short sentence.
     function show(given, typing) {
-      const { state, changes } = fit(figure.fields, given);
+      const state = fit(figure.fields, given);
       const { picture, sentence, short } = parts(name, state, language);
-      const notes = changes.map(({ field, given: text }) => {
-        const { name: key, min, max, options = ["true", "false"] } = field;
-        const allowed = max === undefined ? options.join(", ") : `${min}–${max}`;
-        const values = { name: words.fields[key], given: escaped(text), used: state[key], allowed };
-        return fill(WORDS[language].changed, values);
-      });
-      for (const key of Object.keys(given)) {
-        if (key in state) continue;
-        notes.push(fill(WORDS[language].unknown, { name: escaped(key) }));
-      }
       element.querySelector(".fig-picture").innerHTML = picture;
-      element.querySelector(".fig-sentence").innerHTML = [...notes, sentence].join(
-        language === "zh" ? "" : " ",
-      );
+      element.querySelector(".fig-sentence").innerHTML = sentence;
       element.querySelector(".fig-foot a").href = address(name, state);
       for (const button of form.querySelectorAll("[data-set]"))
         button.setAttribute("aria-pressed", isSet(button.dataset.set, state));
@@ -172,7 +152,7 @@
         const output = label.querySelector("output");
         if (output) output.textContent = value;
       }
-      return plain([...notes, short].join(" "));
+      return plain(short);
     }
 
     const read = () =>
