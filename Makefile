@@ -71,6 +71,7 @@ skill: $(VENV)/ready  ## what an assistant needs to convert and check a script: 
 figures: $(VENV)/ready $(MERMAID)  ## after a change: pictures of diagrams, stills of figures, line numbers in links
 	$(RUN) -m tools.site.diagrams $(MERMAID)
 	$(RUN) -m tools.site.stills
+	$(RUN) -m tools.site.break_it
 	$(RUN) -m tools.site.line_numbers
 
 site: $(VENV)/ready  ## the documentation, into site/; a broken link or page ends it

@@ -15,6 +15,7 @@ from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from tools.site.break_it import widget
 from tools.site.codealong import COPIES, LEGEND, linked
 from tools.site.plain import plain
 from tools.site.source import ROOT, SiteError, read
@@ -51,8 +52,12 @@ def on_template_context(context: dict, template_name: str, config: MkDocsConfig)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Below the first code of a chapter's page: what its marks mean."""
+    """Below the first code of a chapter's page: what its marks mean. On the home page, in place of
+    its picture: what moves."""
     language, _, name = page.file.src_uri.partition("/")
+    if name == "index.md":
+        before, _, rest = html.partition("<picture>")
+        return before + widget(language) + rest.partition("</picture>")[2]
     at = html.find("</figure>", html.find(' dist"')) + len("</figure>")
     if not name.startswith("chapters/") or ' dist"' not in html:
         return html

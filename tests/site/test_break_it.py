@@ -1,0 +1,110 @@
+"""Forgetting a line, on the home page and in README: both show what was recorded, and a run today
+does the same."""
+
+import json
+import re
+
+import pytest
+from harness import ROOT
+from tiers import table
+
+pytest.importorskip("playwright", reason="needs requirements-dev.txt")
+from playwright.sync_api import Browser, Page
+
+from tools.site import break_it, proof
+from tools.site.record_breaks import BREAKS, RECORDED, record
+
+RUNS = json.loads(RECORDED.read_text())["runs"]
+
+
+@pytest.mark.parametrize("name", table(["right", *BREAKS], ["set_epoch"]))
+def test_recorded(name: str) -> None:
+    """The weights but for rounding: another CPU adds up in another order."""
+    recorded, again = RUNS[name], record(name)
+    for before, now in zip(recorded["ranks"], again["ranks"], strict=True):
+        assert before.pop("weights") == pytest.approx(now.pop("weights"), rel=1e-3)
+    assert again == recorded
+
+
+def test_what_is_said_follows_from_the_numbers() -> None:
+    said = {name: set(break_it.seen(run, RUNS["right"])) for name, run in RUNS.items()}
+    assert said == {
+        "right": {"right"},
+        "world_size": {"larger"},
+        "sampler": {"both"},
+        "share": {"twice"},
+        "wrap": {"apart"},
+        "set_epoch": {"again"},
+        "call": {"apart"},
+        "all_reduce": {"part"},
+        "print": {"lines"},
+        "save": {"file"},
+    }
+
+
+def test_pictures_are_fresh() -> None:
+    for path, text in {**break_it.pictures(), **proof.pictures()}.items():
+        assert path.read_text() == text, f"{path.name} is out of date: make figures"
+    for language in ("en", "zh"):
+        page = (ROOT / f"docs/{language}/index.md").read_text()
+        assert f"![{proof.title(language)}](" in page
+        cases = len(list((ROOT / "docs/examples/cases").glob("*.py")))
+        assert re.search(rf"^## {cases} ", page, re.M)
+
+
+# --- in a browser ---------------------------------------------------------------------------------
+
+
+def shown(page: Page) -> str:
+    """The run whose lanes are in sight: the one of the box that is empty."""
+    [name] = [
+        section.get_attribute("data-break")
+        for section in page.locator("[data-break]").all()
+        if section.is_visible()
+    ]
+    assert page.locator(".bk input:checked").get_attribute("value") == name
+    return name
+
+
+@pytest.mark.xdist_group("site")
+def test_boxes(page: Page, address: str) -> None:
+    """By mouse and by keyboard; each has an address, and a second press ticks it again."""
+    page.goto(f"{address}en/")
+    assert shown(page) == "set_epoch"
+    page.get_by_text("sampler=sampler, drop_last").click()
+    assert shown(page) == "sampler" and page.url.endswith("#break=sampler")
+    assert page.locator("[data-break=sampler] .wrong").text_content() == "WRONG RESULT"
+    page.keyboard.press("ArrowDown")
+    assert shown(page) == "share"
+    page.locator("label:has([value=share])").click()
+    assert shown(page) == "right"
+
+    page.goto(f"{address}#break=all_reduce")
+    assert shown(page) == "all_reduce"
+    page.evaluate("location.hash = '#break=save'")
+    page.wait_for_function("document.querySelector('.bk [value=save]').checked")
+    assert shown(page) == "save"
+
+
+@pytest.mark.xdist_group("site")
+def test_without_scripts(chromium: Browser, address: str) -> None:
+    opened = chromium.new_page(java_script_enabled=False, viewport={"width": 390, "height": 844})
+    opened.goto(f"{address}en/")
+    assert shown(opened) == "set_epoch"
+    opened.locator("label:has([value=wrap])").click()
+    assert shown(opened) == "wrap"
+    opened.close()
+
+
+@pytest.mark.xdist_group("site")
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_picture_of_readme(chromium: Browser, motion: str) -> None:
+    """In an <img>, as GitHub has it: it moves to the verdict, and is still for who wants that."""
+    opened = chromium.new_page(viewport={"width": 1000, "height": 600}, reduced_motion=motion)
+    opened.goto((ROOT / "docs/assets/images/break-it.en-light.svg").as_uri())
+    assert opened.evaluate("document.getAnimations().length > 0") == (motion == "no-preference")
+    box, last = (opened.locator(part).last.bounding_box() for part in ("svg", ".bk-terminal"))
+    assert last["y"] + last["height"] <= box["height"]
+    code = opened.locator(".bk-code").bounding_box()
+    assert code["y"] + code["height"] <= box["height"]
+    opened.close()
