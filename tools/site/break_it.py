@@ -14,7 +14,7 @@ from doctor import checks  # noqa: F401  (they name the kinds of findings)
 from doctor.report import Report
 
 from . import proof
-from .record_breaks import BREAKS, EXAMPLES, LAUNCH, RECORDED, SHOWN, SINGLE, line_of
+from .record_breaks import BREAKS, EXAMPLES, LAUNCH, RECORDED, SINGLE, line_of
 from .source import ROOT
 
 IMAGES = ROOT / "docs/assets/images"
@@ -30,7 +30,8 @@ LISTED = (
 )  # fmt: skip
 WORDS = {
     "en": {
-        "legend": "Untick a line, and look what two processes do without it",
+        "legend": "Untick a line. No error is printed: see what two processes do, and what the "
+        "doctor says",
         "none": "All lines are there",
         "right": "Each image comes once, the copies of the model stay equal, one process saves.",
         "again": "Epoch 1 is epoch 0 again: the same {images} images in the same order.",
@@ -42,13 +43,14 @@ WORDS = {
         "lines": "Both processes print each line.",
         "file": "Both processes write the same file at the same time.",
         "epoch": "epoch {n}",
-        "heads": ("", "an epoch", "weights", "evaluates", "saves"),
+        "weights": "weights",
+        "heads": ("steps × images", "evaluates", "saves"),
         "steps": "{steps} × {batch}",
-        "recorded": "Nothing is made up: each is the record of a run of two processes, on CPUs with "
-        "torch {torch}. A weight is the norm of all weights at the end.",
+        "recorded": "Nothing is made up: each is the record of a run of two processes, on CPUs "
+        "with torch {torch}. The weights are their norm, near the end of the epoch.",
     },
     "zh": {
-        "legend": "去掉一行，看两个进程会怎样",
+        "legend": "去掉一行，不会报错。看两个进程会怎样，doctor 又怎么说",
         "none": "一行不少",
         "right": "每张图片只用一次，两份模型始终一致，只有一个进程保存。",
         "again": "第 1 个 epoch 和第 0 个一样：同样的 {images} 张图片，顺序也相同。",
@@ -60,10 +62,11 @@ WORDS = {
         "lines": "每一行都打印了两遍。",
         "file": "两个进程同时写同一个文件。",
         "epoch": "epoch {n}",
-        "heads": ("", "一个 epoch", "权重", "评估", "保存"),
+        "weights": "权重",
+        "heads": ("步数 × 图片", "评估", "保存"),
         "steps": "{steps} × {batch}",
-        "recorded": "没有一个数是编的：每种情况都真正运行并记录过，两个 CPU 进程，torch {torch}。"
-        "“权重”是训练结束时全部权重的范数。",
+        "recorded": "没有一个数是编的，都来自真实运行的记录：两个 CPU 进程，torch {torch}。"
+        "权重一栏是 epoch 快结束时全部权重的范数。",
     },
 }
 
@@ -98,24 +101,26 @@ def lanes(run: dict, right: dict, language: str) -> str:
     words = WORDS[language]
     shown = seen(run, right)
     text = " ".join(words[name].format(**values) for name, values in shown.items())
+    apart = "bk-bad" if "apart" in shown else ""
     html = [f'<p class="bk-seen{" bk-bad" * ("right" not in shown)}">{text}</p>']
     for n in range(2):
-        html.append(f'<p class="bk-epoch">{words["epoch"].format(n=n)}</p>')
+        head = f"{words['epoch'].format(n=n)}<span>{words['weights']}</span>"
+        html.append(f'<p class="bk-epoch">{head}</p>')
         marked = " bk-marked" * ("both" in shown or ("again" in shown and n == 1))
         for number, rank in enumerate(run["ranks"]):
             cells = "".join(f"<i>{image}</i>" for image in rank["epochs"][n])
             html.append(
                 f'<div class="bk-lane{marked}"><b class="fig-rank{number}">rank {number}</b>'
-                f"{cells}<span>… {rank['images'] - SHOWN}</span></div>"
+                f"{cells}<span>… {rank['images']}</span>"
+                f'<em class="{apart}">{rank["weights"][n]:.3f}</em></div>'
             )
 
-    head = "".join(f'<th scope="col">{one}</th>' for one in words["heads"][1:])
+    head = "".join(f'<th scope="col">{one}</th>' for one in words["heads"])
     rows = ""
     for number, (rank, usual) in enumerate(zip(run["ranks"], right["ranks"], strict=True)):
         steps, before = (words["steps"].format(**one) for one in (rank, usual))
         cells = (
             (steps, steps != before),
-            (f"{rank['weights']:.3f}", "apart" in shown),
             (rank["evaluated"], rank["evaluated"] != usual["evaluated"] or "part" in shown),
             ("model.pt" if rank["writes"] else "–", rank["writes"] != usual["writes"]),
         )
@@ -174,6 +179,7 @@ def listing(still: bool = False) -> list[str]:
     for n in map(line_of, LISTED):
         added = " bk-added" * (lines[n].strip() not in single)
         if n not in names:
+            added += " bk-body" * (names.get(n - 1) in ("print", "save"))
             html.append(f'<div class="bk-line{added}">{code(lines[n])}</div>')
             continue
         name = names[n]
@@ -227,6 +233,7 @@ def widget(language: str) -> str:
 
 
 # ---- the same, moving by itself ----
+SIZES = {"": (960, 480), "-narrow": (390, 760)}  # CSS pixels
 SCHEMES = {"light": "default", "dark": "slate"}
 FONTS = (
     'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "PingFang SC", "Microsoft YaHei", '
@@ -249,7 +256,7 @@ MOTION = """
 """
 
 
-def picture(language: str, scheme: str, width: int = 960, height: int = 540) -> str:
+def picture(language: str, scheme: str, width: int, height: int) -> str:
     """An SVG for an <img>, which runs no scripts: it holds the widget's HTML and style."""
     runs = json.loads(RECORDED.read_text(encoding="utf-8"))["runs"]
     both = "".join(
@@ -264,8 +271,9 @@ def picture(language: str, scheme: str, width: int = 960, height: int = 540) -> 
     )
     style = (
         f"svg {{ font: 20px/1.5 {text_font}; }}\n"
-        f".bk {{ {colours} --md-code-font-family: {code_font}; height: {height}px; "
-        "color: var(--md-default-fg-color); }\n"
+        f".bk {{ {colours} --md-code-font-family: {code_font}; height: {height}px; padding: 12px; "
+        "box-sizing: border-box; color: var(--md-default-fg-color); border-radius: 6px; "
+        "background: var(--md-default-bg-color, #fff); }\n"
         ".fig-rank0 { background: #3b6fb6; } .fig-rank1 { background: #b5562b; }\n"
     )
     style = escape(style + STYLE.read_text(encoding="utf-8") + MOTION, quote=False)
@@ -282,9 +290,10 @@ def picture(language: str, scheme: str, width: int = 960, height: int = 540) -> 
 
 def pictures() -> dict[Path, str]:
     return {
-        IMAGES / f"break-it.{language}-{scheme}.svg": picture(language, scheme)
+        IMAGES / f"break-it.{language}-{scheme}{name}.svg": picture(language, scheme, *size)
         for language in WORDS
         for scheme in SCHEMES
+        for name, size in SIZES.items()
     }
 
 

@@ -12,24 +12,26 @@ from .verdicts import COMPARISON
 LOUD = ("wrong result", "hang ahead")
 WORDS = {
     "en": {
-        "known": "{all} real mistakes, each rebuilt small",
-        "unknown": "{exam} more reports that the doctor had not seen",
+        "known": "Noticed, of {all}",
+        "unknown": "Noticed, of {exam} more that the doctor had not seen",
         "detail": "torch's DETAIL",
         "traincheck": "traincheck, taught by the right program",
-        "doctor": "doctor: {loud} as wrong or hanging, {mild} as notes",
-        "exam": "doctor, of that day",
-        "title": "Of {all} real mistakes, torch's DETAIL notices {detail}, traincheck {traincheck}, "
-        "the doctor {doctor}; of {exam} more that it had not seen, {named}.",
+        "doctor": "the doctor: {loud} as errors, {mild} as waste or notes",
+        "exam": "the doctor, as it was then",
+        "title": "Of {all} real mistakes, torch's DETAIL notices {detail}, traincheck "
+        "{traincheck}, the doctor {doctor}. Of {exam} more that the doctor had not seen, it named "
+        "{named}.",
     },
     "zh": {
-        "known": "{all} 个真实错误，都缩成了小程序",
-        "unknown": "另外 {exam} 份 doctor 没见过的报告",
+        "known": "{all} 个里发现了多少",
+        "unknown": "另外 {exam} 份 doctor 没见过的报告里，发现了多少",
         "detail": "torch 的 DETAIL",
         "traincheck": "traincheck，事先学过正确的程序",
-        "doctor": "doctor：{loud} 个报错误或将卡住，{mild} 个报提示",
+        "doctor": "doctor：{loud} 个报错误或将卡住，{mild} 个报浪费或提示",
         "exam": "当时的 doctor",
-        "title": "{all} 个真实错误里，torch 的 DETAIL 发现 {detail} 个，traincheck {traincheck} 个，"
-        "doctor {doctor} 个；另外 {exam} 份它没见过的报告，它发现 {named} 个。",
+        "title": "{all} 个真实错误里，torch 的 DETAIL 发现 {detail} 个，traincheck "
+        "{traincheck} 个，doctor {doctor} 个。另外 {exam} 份 doctor 没见过的报告，它发现 {named} "
+        "个。",
     },
 }
 STYLE = (
@@ -85,7 +87,7 @@ def picture(language: str) -> str:
 
     def bar(name: str, count: int, of: int, colour: str, mild: int = 0) -> None:
         nonlocal y
-        scale = 520 / number["all"]
+        scale = 390 / number["all"]
         parts.append(f'<text class="s" x="0" y="{y + 16}">{words[name].format(**number)}</text>')
         parts.append(f'<rect class="t" y="{y + 23}" width="{of * scale:.1f}" height="16" rx="2"/>')
         for width, opacity in ((count, 0.55), (count - mild, 1)):
@@ -107,7 +109,7 @@ def picture(language: str) -> str:
     bar("exam", number["named"], number["exam"], "#c2410c")
     body = "\n".join(parts)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 {y}" width="600" height="{y}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 460 {y}" width="460" height="{y}" '
         "role=\"img\" font-family=\"system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', "
         f'\'Noto Sans CJK SC\', sans-serif" font-size="14">\n{body}\n</svg>\n'
     )

@@ -91,19 +91,21 @@ def launch(words: list[str], without: str | None = None, tries: int = 3) -> tupl
 
 def of_rank(rank: Rank, other: Rank) -> dict:
     """What one process did. again: images of epoch 1 that stood at the same place in epoch 0. both:
-    those that another rank had in the same place. weights: a norm, at the last step looked at."""
+    those that the other rank had in the same place. weights: their norms, when the recorder looked
+    last in each epoch."""
     epochs = [one.column("indices") for one in rank.trained()]
     theirs = [one.column("indices") for one in other.trained()]
     evaluated = [one for one in rank.passes.values() if not one.steps]
-    weights = rank.figures["weights"]
+    steps = rank.trained()[0].steps
+    looked = [max(n for n in rank.figures["weights"] if n <= steps * e) for e in (1, 2)]
     return {
         "epochs": [epoch[:SHOWN] for epoch in epochs],
         "images": len(epochs[0]),
         "again": sum(a == b for a, b in zip(*epochs, strict=True)),
         "both": sum(a == b for a, b in zip(epochs[0], theirs[0], strict=True)),
-        "steps": rank.trained()[0].steps,
+        "steps": steps,
         "batch": len(rank.trained()[0].batches[0]["indices"]),
-        "weights": round(sum(norm for norm, _ in weights[max(weights)]), 4),
+        "weights": [round(sum(norm for norm, *_ in rank.figures["weights"][n]), 4) for n in looked],
         "evaluated": len(evaluated[0].column("indices")),
         "writes": bool(rank.events["wrote"]),
     }
