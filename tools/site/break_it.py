@@ -233,7 +233,7 @@ def widget(language: str) -> str:
 
 
 # ---- the same, moving by itself ----
-SIZES = {"": (960, 480), "-narrow": (390, 760)}  # CSS pixels
+SIZES = {"": (960, 490), "-narrow": (390, 830)}  # CSS pixels
 SCHEMES = {"light": "default", "dark": "slate"}
 FONTS = (
     'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "PingFang SC", "Microsoft YaHei", '
