@@ -42,10 +42,8 @@ WORDS = {
         "part": "The accuracy is that of {images} of {before} images.",
         "lines": "Both processes print each line.",
         "file": "Both processes write the same file at the same time.",
-        "epoch": "epoch {n}",
         "weights": "weights",
         "heads": ("steps × images", "evaluates", "saves"),
-        "steps": "{steps} × {batch}",
         "recorded": "Nothing is made up: each is the record of a run of two processes, on CPUs "
         "with torch {torch}. The weights are their norm, near the end of the epoch.",
     },
@@ -61,10 +59,8 @@ WORDS = {
         "part": "准确率只来自 {before} 张图片里的 {images} 张。",
         "lines": "每一行都打印了两遍。",
         "file": "两个进程同时写同一个文件。",
-        "epoch": "epoch {n}",
         "weights": "权重",
         "heads": ("步数 × 图片", "评估", "保存"),
-        "steps": "{steps} × {batch}",
         "recorded": "没有一个数是编的，都来自真实运行的记录：两个 CPU 进程，torch {torch}。"
         "权重一栏是 epoch 快结束时全部权重的范数。",
     },
@@ -73,26 +69,32 @@ WORDS = {
 
 def seen(run: dict, right: dict) -> dict[str, dict]:
     """What its numbers show: names of WORDS, and what fills them."""
-    ranks, usual = run["ranks"], right["ranks"]
-    images = ranks[0]["images"]
 
     def total(run: dict, key: str) -> int:
         return sum(rank[key] for rank in run["ranks"])
 
-    reported = {int(count) for count in re.findall(r"of (\d+) right", " ".join(run["printed"]))}
+    ranks, printed = run["ranks"], run["printed"]
+    images = ranks[0]["images"]
+    size, usual = total(run, "batch"), total(right, "batch")
     every = total(right, "evaluated")
-    found = {
-        "again": all(rank["again"] == images for rank in ranks) and {"images": images},
-        "both": ranks[0]["both"] == images and {"images": images},
-        "larger": total(run, "batch") > total(right, "batch")
-        and {"size": total(run, "batch"), "before": total(right, "batch")},
-        "apart": ranks[0]["weights"] != ranks[1]["weights"] and {},
-        "twice": total(run, "evaluated") > every and {"images": usual and every},
-        "part": max(reported) < every and {"images": max(reported), "before": every},
-        "lines": len(run["printed"]) > len(set(run["printed"])) and {},
-        "file": all(rank["writes"] for rank in ranks) and {},
-    }
-    found = {name: values for name, values in found.items() if values is not False}
+    reported = int(re.search(r"of (\d+) right", printed[0])[1])
+    found = {}
+    if all(rank["again"] == images for rank in ranks):
+        found["again"] = {"images": images}
+    if ranks[0]["both"] == images:
+        found["both"] = {"images": images}
+    if size > usual:
+        found["larger"] = {"size": size, "before": usual}
+    if ranks[0]["weights"] != ranks[1]["weights"]:
+        found["apart"] = {}
+    if total(run, "evaluated") > every:
+        found["twice"] = {"images": every}
+    if reported < every:
+        found["part"] = {"images": reported, "before": every}
+    if len(printed) > len(set(printed)):
+        found["lines"] = {}
+    if all(rank["writes"] for rank in ranks):
+        found["file"] = {}
     return found or {"right": {}}
 
 
@@ -104,7 +106,7 @@ def lanes(run: dict, right: dict, language: str) -> str:
     apart = "bk-bad" if "apart" in shown else ""
     html = [f'<p class="bk-seen{" bk-bad" * ("right" not in shown)}">{text}</p>']
     for n in range(2):
-        head = f"{words['epoch'].format(n=n)}<span>{words['weights']}</span>"
+        head = f"epoch {n}<span>{words['weights']}</span>"
         html.append(f'<p class="bk-epoch">{head}</p>')
         marked = " bk-marked" * ("both" in shown or ("again" in shown and n == 1))
         for number, rank in enumerate(run["ranks"]):
@@ -118,7 +120,7 @@ def lanes(run: dict, right: dict, language: str) -> str:
     head = "".join(f'<th scope="col">{one}</th>' for one in words["heads"])
     rows = ""
     for number, (rank, usual) in enumerate(zip(run["ranks"], right["ranks"], strict=True)):
-        steps, before = (words["steps"].format(**one) for one in (rank, usual))
+        steps, before = (f"{one['steps']} × {one['batch']}" for one in (rank, usual))
         cells = (
             (steps, steps != before),
             (rank["evaluated"], rank["evaluated"] != usual["evaluated"] or "part" in shown),
