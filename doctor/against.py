@@ -13,7 +13,7 @@ from statistics import median
 from .checks.weights import averages_weights
 from .recorder.notes import NAMELESS
 from .report import Report, listed
-from .twins import Run, Samples, draws, of_own_share, others, printed, saved
+from .twins import Run, Samples, draws, name_alike, of_own_share, others, printed, saved
 
 # Relative to the norm of a tensor. Right runs on 1 against 2 and 3 ranks, on CPUs, differed in
 # their first step by less than a tenth of these. Those of tf32 and float16 were not measured:
@@ -108,6 +108,7 @@ class Comparison:
                 self.numbers = False
                 self.say("skipped", f"numbers:{why}")
                 return
+        name_alike(*self.runs)
         mine, theirs = (run.figures("weights", 0, 1) for run in self.runs)
         if mine.keys() != theirs.keys():
             name = sorted(mine.keys() ^ theirs.keys())[0]

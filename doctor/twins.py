@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from os.path import commonprefix
 
 from .checks.teams import Teams
 from .ranks import Pass, Rank
@@ -11,7 +12,9 @@ from .ranks import Pass, Rank
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 UNITS = r"(?:s|sec|secs|seconds?|ms|min|minutes|h|hours?|[kMG]i?B|[\w]+/s(?:ec)?|s/\w+)"
 CLOCKED = r"\w*(?:time|elapsed|speed|second|throughput|memory)\w*|\b(?:eta|data|mem)\b"
+BAR = r"\d+%\|[^|]*\|\s*\S+/\S+"  # of tqdm: how many batches, which may be of a rank's share
 CLOCKS = (
+    rf"{BAR}|"
     r"\d+:\d\d(?::\d\d)?(?:[.,]\d+)?|"
     rf"(?i:{CLOCKED})\W*{NUMBER}|"
     rf"{NUMBER}\s*{UNITS}\b"
@@ -86,6 +89,23 @@ def run_of(label: str, ranks: list[Rank]) -> Run:
         run.names[event["number"]] = event["names"]
         run.options[event["number"]] = event["options"]
     return run
+
+
+def name_alike(one: Run, two: Run) -> None:
+    """The model of one run may be a part of another one, as in a LightningModule: what stands
+    before all names is taken away."""
+    for number in one.names.keys() & two.names.keys():
+        mine, theirs = sorted([one.names[number], two.names[number]], key=lambda n: len(owner(n)))
+        inner, outer = owner(mine), owner(theirs)
+        shorter = [[name[len(outer) - len(inner) :], group] for name, group in theirs]
+        ends = f".{outer}".endswith(f".{inner}")
+        if ends and {name for name, _ in shorter} == {name for name, _ in mine}:
+            theirs[:] = shorter
+
+
+def owner(named: list) -> str:
+    """Of all: "model.head." for model.head.weight and model.head.bias."""
+    return "".join(commonprefix([name for name, _ in named]).rpartition(".")[:2])
 
 
 class Samples:

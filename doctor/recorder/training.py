@@ -28,8 +28,10 @@ class Training:
     def __init__(self) -> None:
         self.steps = 0
         self.gradients = None  # figures of them, until the step is done
+        self.closed = False  # a closure makes them inside the step, as Lightning's Trainer has it
         self.done = True  # a step() inside a step(), as Horovod has them, counts once
-        self.numbers = count(1)  # a freed one's is not given again
+        self.numbers = count(1)  # of optimizers; a freed one's is not given again
+        self.scheduler_numbers = count(1)
         self.optimizers = weakref.WeakKeyDictionary()  # -> the number of each
         self.made = weakref.WeakKeyDictionary()  # an optimizer or DDP -> its line
         self.schedulers = weakref.WeakKeyDictionary()
@@ -39,7 +41,7 @@ class Training:
         self.scaled = False  # a GradScaler has multiplied the loss, and not divided the gradients
         self.stepped = None  # an event of the GPU: it has come to the end of the latest step
 
-    def before_step(self, optimizer: object, *_: object) -> None:
+    def before_step(self, optimizer: object, args: tuple = (), kwargs: dict | None = None) -> None:
         if begins_state():
             return
         notes.call("lost", trace.end)
@@ -50,11 +52,10 @@ class Training:
         if self.due() and not capturing():
             parameters = parameters_of(optimizer)
             groups = twin.groups_of(len(parameters))
-            gradients = [p.grad for p in parameters]
-            if groups != len(parameters):
-                gradients = [grad for grad in gradients if grad is not None]
             figures.write("weights", self.steps, figures_of(parameters, groups))
-            self.gradients = figures_of(gradients, groups)
+            self.closed = any(map(callable, (*args[1:], *(kwargs or {}).values())))
+            if not self.closed:
+                self.gradients = gradients_of(parameters)
             self.find_unhooked(parameters)
             if self.steps % OTHERS == 0 and self.steps < ALL_UNTIL:
                 others.write(self.steps)
@@ -91,9 +92,12 @@ class Training:
             **window.step(),
         )
 
+        if self.closed:
+            self.gradients = gradients_of(parameters)
         if self.gradients is not None:
             figures.write("gradients", self.steps, self.gradients)
         self.gradients = None
+        self.closed = False
         figures.drain(wait=False)
         if self.steps in (2, EVERY):
             write_devices(parameters)
@@ -189,7 +193,7 @@ class Training:
 
     def new_scheduler(self, _: object, scheduler: object, *args: object, **kw: object) -> None:
         lengths = [getattr(scheduler, n, None) for n in ("T_max", "total_steps", "total_iters")]
-        self.schedulers[scheduler] = next(self.numbers)
+        self.schedulers[scheduler] = next(self.scheduler_numbers)
         notes.event(
             "scheduler",
             id=self.schedulers[scheduler],
@@ -234,6 +238,15 @@ def begins_state() -> bool:
 
 def parameters_of(optimizer: object) -> list:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def gradients_of(parameters: list) -> object:
+    """Figures of them."""
+    groups = twin.groups_of(len(parameters))
+    gradients = [p.grad for p in parameters]
+    if groups != len(parameters):
+        gradients = [grad for grad in gradients if grad is not None]
+    return figures_of(gradients, groups)
 
 
 def sharing(parts: list, wrappers: list) -> list[int]:

@@ -16,7 +16,7 @@ from .without import frozen, without
 MOST_TENSORS = 4000  # of an optimizer, and of a checkpoint: a figure for each
 MOST_LINES = 500
 # Names that wrappers put before those of a module.
-WRAPPERS = r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+WRAPPERS = r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
 # Settings of an optimizer that change no result, or are compared in each step.
 NO_SETTING = ("params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable")
 
@@ -41,7 +41,9 @@ def note_optimizer(number: int, optimizer: object, model: object) -> None:
     members = [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"]]
     settings = []
     for group in optimizer.param_groups:
-        values = {k: str(v)[:60] for k, v in group.items() if k not in NO_SETTING}
+        values = {k: v for k, v in group.items() if k not in NO_SETTING}
+        # 0 is 0.0.
+        values = {k: str(float(v) if type(v) is int else v)[:60] for k, v in values.items()}
         settings.append({"class": type(optimizer).__name__, **values})  # Horovod keeps the name
     names = [[names.get(id(p), f"{NAMELESS}{m}"), n] for m, (n, p) in enumerate(members)]
     notes.event("optimizer", number=number, names=names, options=settings)

@@ -132,6 +132,12 @@ KINDS = {
     # gradients
     "the sum of losses": (
         (*NO_CLIP, LOSS, "        loss = losses.sum()\n"), "gradients:inverse"),
+    "loss times ranks, in a closure": (
+        (LOSS, LOSS + "        loss = loss * world_size\n",
+        "        optimizer.zero_grad()\n        loss.backward()\n" + CLIP
+        + "        optimizer.step()\n",
+        "        def closure():\n            optimizer.zero_grad()\n            loss.backward()\n"
+        "        optimizer.step(closure)\n"), "gradients:processes"),
     "loss times ranks in bfloat16": (
         (*NO_CLIP, LOSS, "        loss = losses.mean() * world_size\n",
          "        losses = nn.functional.cross_entropy(ddp(points)",
@@ -196,6 +202,26 @@ SAME = {
     "a weight without a gradient": (
         "dist.init_process_group(", SHIFT, "nn.Linear(16, 4))", "nn.Linear(16, 4), Shift())",
         "list(model[2].parameters())", "[*model[2].parameters(), *model[3].parameters()]"),
+    # As a conversion to a LightningModule, or to a model of the transformers library, makes it.
+    "a model that is a part of another one": (
+        "DistributedDataParallel(model)",
+        "DistributedDataParallel(nn.Sequential(model) if world_size > 1 else model)"),
+    # Lightning's Trainer computes the gradients in a closure, which optimizer.step() calls.
+    "a step with a closure": (
+        "        optimizer.zero_grad()\n        loss.backward()\n" + CLIP
+        + "        optimizer.step()\n",
+        "        def closure():\n            optimizer.zero_grad()\n            loss.backward()\n    "
+        + CLIP + "        closure() if world_size == 1 else None\n"
+        "        optimizer.step(None if world_size == 1 else closure)\n"),
+    "a schedule that changes nothing": (
+        "scheduler = ", "more = world_size > 1 and "
+        "torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)\nscheduler = "),
+    "a setting as another type of number": (
+        "lr=0.01)", "lr=0.01, weight_decay=0 if world_size == 1 else 0.0)"),
+    # Each rank evaluates a share of the batches.
+    "a bar": ("        for points, targets, _ in val_loader:",
+              "        print(f'100%|####| {len(val_loader)}/{len(val_loader)} [00:01<00:00, 9it/s]')\n"
+              "        for points, targets, _ in val_loader:"),
     "groups in another order": (
         OPTIMIZER, 'torch.optim.AdamW([{"params": body}, {"params": head, "lr": 0.02}]'
         "[:: 1 if world_size == 1 else -1], lr=0.01)"),
