@@ -210,8 +210,8 @@ SAME = {
     "a step with a closure": (
         "        optimizer.zero_grad()\n        loss.backward()\n" + CLIP
         + "        optimizer.step()\n",
-        "        def closure():\n            optimizer.zero_grad()\n            loss.backward()\n    "
-        + CLIP + "        closure() if world_size == 1 else None\n"
+        "        def closure():\n            optimizer.zero_grad()\n            loss.backward()\n"
+        "    " + CLIP + "        closure() if world_size == 1 else None\n"
         "        optimizer.step(None if world_size == 1 else closure)\n"),
     "a schedule that changes nothing": (
         "scheduler = ", "more = world_size > 1 and "
@@ -220,7 +220,8 @@ SAME = {
         "lr=0.01)", "lr=0.01, weight_decay=0 if world_size == 1 else 0.0)"),
     # Each rank evaluates a share of the batches.
     "a bar": ("        for points, targets, _ in val_loader:",
-              "        print(f'100%|####| {len(val_loader)}/{len(val_loader)} [00:01<00:00, 9it/s]')\n"
+              "        n = len(val_loader)\n"
+              "        print(f'100%|####| {n}/{n} [00:01<00:00, 9it/s]')\n"
               "        for points, targets, _ in val_loader:"),
     "groups in another order": (
         OPTIMIZER, 'torch.optim.AdamW([{"params": body}, {"params": head, "lr": 0.02}]'

@@ -1,42 +1,61 @@
-"""What recipes.md says of libraries, by the libraries themselves. Each is installed into a folder
-of its own, in the version that the page names; torch is that of the tests."""
+"""What recipes.md and tools.md say of libraries, by the libraries themselves. Each is installed
+into an environment of its own, in the version that the pages name; torch is that of the tests."""
 
+import ast
 import functools
+import importlib.util
 import json
+import os
 import re
+import shlex
 import sys
+import sysconfig
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import ROOT, Result, run, run_short
+from harness import HOROVOD, ROOT, Result, command_for, run, run_short
 from test_recipes import RECORDS, tar_of
 
 pytestmark = pytest.mark.proof
-PAGES = [ROOT / f"docs/{language}/recipes.md" for language in ("en", "zh")]
+NAMES = ("recipes", "tools")
+PAGES = [ROOT / f"docs/{language}/{name}.md" for language in ("en", "zh") for name in NAMES]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list]:
-    """What the ranks of a script answer, that has a library beside torch, and what it said."""
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict]:
+    """The variables by which commands find libraries beside what the tests have."""
 
     @functools.cache
-    def installed(library: str) -> Path:
-        said = [re.findall(rf"\b{library} \d+\.\d+\.\d+", page.read_text()) for page in PAGES]
-        [pinned] = set(sum(said, []))
-        folder = tmp_path_factory.mktemp(library)
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", folder]
-        if library == "torchmetrics":  # it would bring a torch of its own
-            install += ["--no-deps", "lightning-utilities"]
-        result = run([*install, pinned.replace(" ", "==")], ROOT)
+    def environment(*libraries: str) -> dict[str, str]:
+        pinned = []
+        for library in libraries:
+            found = [re.findall(rf"\b{library} \d+\.\d+\.\d+", p.read_text()) for p in PAGES]
+            [version] = set(sum(found, []))
+            pinned.append(version.replace(" ", "=="))
+        folder = tmp_path_factory.mktemp(libraries[0])
+        venv.create(folder)
+        [packages] = folder.glob("lib/python*/site-packages")
+        (packages / "tests.pth").write_text(sysconfig.get_path("purelib"))
+        pip = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--quiet"]
+        result = run([*pip, *pinned], ROOT, env={"PYTHONPATH": ""})
         assert result.returncode == 0, result.output
-        return folder
+        programs = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {"PATH": programs, "PYTHONPATH": str(packages), "PYTHONWARNINGS": "ignore"}
+
+    return environment
+
+
+@pytest.fixture(scope="module")
+def play(installed: Callable) -> Callable[..., list]:
+    """What the ranks of a script answer, that has a library beside torch, and what it said."""
 
     def played(library: str, script: str, folder: Path, ranks: int = 2) -> tuple[list, Result]:
         (folder / "script.py").write_text(script)
-        paths = f"{installed(library)}:{ROOT / 'docs/examples/convert'}"
-        env = {"PYTHONPATH": paths, "PYTHONWARNINGS": "ignore"}
+        env = dict(installed(library))
+        env["PYTHONPATH"] += f":{ROOT / 'docs/examples/convert'}"
         env |= {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
         result = run_short([*TORCHRUN, ranks, folder / "script.py"], folder, env=env)
         assert result.returncode == 0, result.output
@@ -266,3 +285,213 @@ def test_logger_on_rank_0(
     (all_ranks := tmp_path / "all ranks").mkdir()
     play(library, LOGGED.format(who="True", id="None", **words), all_ranks)
     assert len(ids(all_ranks)) == len(set(ids(all_ranks))) == 2
+
+
+# ------------------------------------------------- the same training, on one process and on two
+
+SINGLE = ROOT / "docs/examples/convert/single.py"
+LOSS = "nn.functional.cross_entropy(model(inputs), targets)"
+TRAINER = """\
+import os
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from transformers import Trainer, TrainingArguments
+
+world_size = int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def points(count, seed):
+    centres = torch.randn(10, 32, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.randint(10, (count,), generator=generator)
+    noise = torch.randn(count, 32, generator=generator)
+    return TensorDataset(centres[targets] + 2 * noise, targets)
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    def forward(self, inputs, labels):
+        logits = self.model(inputs)
+        loss = nn.functional.cross_entropy(logits, labels)
+        return {"loss": loss, "logits": logits}
+
+
+def batch_of(rows):
+    inputs, labels = zip(*rows)
+    return {"inputs": torch.stack(inputs), "labels": torch.stack(labels)}
+
+
+def count_right(answers):
+    right = answers.predictions.argmax(1) == answers.label_ids
+    print(f"{right.sum()} of {len(right)} right")
+    return {}
+
+
+options = TrainingArguments(
+    sys.argv[1],
+    num_train_epochs=2,
+    per_device_train_batch_size=48 // world_size,
+    optim="sgd",
+    optim_args="momentum=0.9",
+    learning_rate=0.05,
+    lr_scheduler_type="constant",
+    max_grad_norm=0.0,
+    eval_strategy="epoch",
+    use_cpu=True,
+    report_to="none",
+    save_strategy="epoch",
+)
+train_set, val_set = points(960, 1), points(304, 2)
+trainer = Trainer(
+    Classifier(), options, batch_of, train_set, val_set, compute_metrics=count_right
+)
+trainer.train()
+"""
+LIGHTNING = """\
+import sys
+
+import lightning as L
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+devices = int(sys.argv[1])
+
+
+def points(count, seed):
+    centres = torch.randn(10, 32, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.randint(10, (count,), generator=generator)
+    noise = torch.randn(count, 32, generator=generator)
+    return TensorDataset(centres[targets] + 2 * noise, targets)
+
+
+class Classifier(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    def training_step(self, batch, batch_idx):
+        inputs, targets = batch
+        loss = nn.functional.cross_entropy(self.model(inputs), targets)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        inputs, targets = batch
+        right = (self.model(inputs).argmax(1) == targets).double().mean()
+        self.log("accuracy", right, on_epoch=True, sync_dist=True)
+
+    def on_validation_epoch_end(self):
+        self.print(f"accuracy {self.trainer.callback_metrics['accuracy']:.4f}")
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+trainer = L.Trainer(
+    accelerator="cpu", devices=devices, max_epochs=2, logger=False, num_sanity_val_steps=0
+)
+train_loader = DataLoader(points(960, 1), 48 // devices, shuffle=True)
+val_loader = DataLoader(points(304, 2), 16)
+trainer.fit(Classifier(), train_loader, val_loader)
+"""
+TWICE = "torchrun --standalone --nproc-per-node 2 script.py"
+# Its libraries, the program, and its launch lines: on one process, or without it, and on two.
+PROGRAMS = {
+    "Fabric": (["lightning"], "with_fabric.py", f"python {SINGLE}", ""),
+    "accelerate": (["accelerate"], "with_accelerate.py", f"python {SINGLE}", ""),
+    "Trainer": (["transformers", "accelerate"], TRAINER, "python script.py one", f"{TWICE} two"),
+    "Lightning": (["lightning"], LIGHTNING, "python script.py 1", "python script.py 2"),
+}
+HOROVOD_FLAGS = ["--synthetic", "640", "--image-size", "32", "--arch", "shufflenet_v2_x0_5",
+                 "--batch-size", "32", "--epochs", "1", "--workers", "0",
+                 "--print-freq", "5"]  # fmt: skip
+# Of each program: what is changed in it, and what the comparison then says first.
+WRONG = [
+    ("Fabric", LOSS, f"{LOSS} * world_size", "gradients:processes"),
+    ("Fabric", "args.batch_size // world_size", "args.batch_size", "batch"),
+    ("accelerate", LOSS, f"{LOSS} * accelerator.num_processes", "gradients:processes"),
+    ("accelerate", "args.batch_size // accelerator.num_processes", "args.batch_size", "batch"),
+    # The answers of the filled-up batches are counted with the others.
+    ("accelerate", "accelerator.gather_for_metrics", "accelerator.gather", "printed"),
+    ("Trainer", "(logits, labels)", "(logits, labels) * world_size", "gradients:processes"),
+    # eval_loss is no mean over the images where the last batches are not full.
+    ("Trainer", "304", "301", "printed"),
+    ("Lightning", "return loss", "return loss * devices", "gradients:processes"),
+    # Its sampler fills the shares up, and the repeated image counts twice.
+    ("Lightning", "304", "301", "printed"),
+    ("Horovod", "model.named_parameters(),", "model.named_parameters(), op=hvd.Sum,",
+     "gradients:processes"),
+]  # fmt: skip
+
+
+def compared(installed: Callable, program: str, folder: Path, old: str = "", new: str = "") -> dict:
+    """What `doctor --against` says of it on one process and on two, and its status."""
+    if program == "Horovod":
+        if importlib.util.find_spec("horovod") is None:
+            pytest.skip("needs Horovod: PYTHON=python bash 05_horovod/install.sh")
+        text, env = (ROOT / HOROVOD / "main.py").read_text(), {"PYTHONWARNINGS": "ignore"}
+        one, two = (
+            command_for(HOROVOD, [*HOROVOD_FLAGS, "--output-dir", str(n)], n, folder / "script.py")
+            for n in (1, 2)
+        )
+    else:
+        libraries, text, one, two = PROGRAMS[program]
+        env = installed(*libraries)
+        if not two:
+            text = (ROOT / "docs/examples/tools" / text).read_text()
+            two = re.sub(r"\S+\.py$", "script.py", ast.get_docstring(ast.parse(text)))
+        one, two = shlex.split(one), shlex.split(two.splitlines()[-1])
+    assert not old or text.count(old) == 1, text
+    (folder / "script.py").write_text(text.replace(old, new) if old else text)
+    doctor = [sys.executable, ROOT / "doctor", "--lang", "en", "--without", "all"]
+    against = ["--json", "verdict.json", "--against", shlex.join(map(str, one))]
+    result = run([*doctor, *against, *two], folder, env=env)
+    print(result.output)
+    found = json.loads((folder / "verdict.json").read_text())["against"]
+    return found | {"status": result.returncode}
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, "Horovod"])
+def test_the_same_as_on_one_process(program: str, installed: Callable, tmp_path: Path) -> None:
+    """Fabric and accelerate: as single.py."""
+    found = compared(installed, program, tmp_path)
+    assert found["status"] == 0 and {seen["kind"] for seen in found["seen"]} == {"same"}
+    names = {seen["name"] for seen in found["seen"]}
+    assert names >= {"start:same", "samples:same", "numbers:same", "printed:same"}
+
+
+@pytest.mark.parametrize(("program", "old", "new", "name"), WRONG)
+def test_another_than_on_one_process(
+    program: str, old: str, new: str, name: str, installed: Callable, tmp_path: Path
+) -> None:
+    found = compared(installed, program, tmp_path, old, new)
+    assert found["status"] == 1 and found["first_difference"]["name"] == name
+
+
+@pytest.mark.parametrize(
+    ("program", "old", "new", "shown"),
+    [
+        ("accelerate", "cpu=not torch.cuda.is_available()", "", "WRONG RESULT  same_samples"),
+        ("Fabric", "", "", "doctor: ranks 0; steps 60"),
+    ],
+)
+def test_processes_that_do_not_find_each_other(
+    program: str, old: str, new: str, shown: str, installed: Callable, tmp_path: Path
+) -> None:
+    """Without a GPU, under torchrun."""
+    libraries, name, *_ = PROGRAMS[program]
+    text = (ROOT / "docs/examples/tools" / name).read_text()
+    assert old in text
+    (tmp_path / "script.py").write_text(text.replace(old, new))
+    doctor = [sys.executable, ROOT / "doctor", "--lang", "en", *shlex.split(TWICE)]
+    result = run(doctor, tmp_path, env=installed(*libraries))
+    assert len(result.lines("epoch 0: ")) == 2 and result.lines(shown), result.output

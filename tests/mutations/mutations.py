@@ -568,6 +568,22 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{AGAINST}::test_nothing_differs[2-a-weight-without-a-gradient]": [
         ("steps of nothing are no difference", 1, "if other and share < SHARE:", "if False:"),
     ],
+    f"{AGAINST}::test_nothing_differs[2-a-model-that-is-a-part-of-another-one]": [
+        ("names of a model inside another one", 1, "        name_alike(*self.runs)\n", ""),
+    ],
+    f"{AGAINST}::test_nothing_differs[2-a-step-with-a-closure]": [
+        ("gradients that a closure makes", 1, "self.closed = any(map(callable,",
+         "self.closed = False and any(map(callable,"),
+    ],
+    f"{AGAINST}::test_nothing_differs[2-a-schedule-that-changes-nothing]": [
+        ("schedulers are no optimizers", 1, "next(self.scheduler_numbers)", "next(self.numbers)"),
+    ],
+    f"{AGAINST}::test_nothing_differs[2-a-setting-as-another-type-of-number]": [
+        ("0 is 0.0", 1, "float(v) if type(v) is int else v", "v"),
+    ],
+    f"{AGAINST}::test_nothing_differs[2-a-bar]": [
+        ("the batches of a bar are no result", 1, 'rf"{BAR}|"', '""'),
+    ],
     f"{DOCTOR}::test_advice_fits": [
         ("files of parts", 1, "if parts else", "if False else"),
         ("a scheduler that one rank steps", 1, 'if "fewer" in rates', "if False"),
