@@ -1,5 +1,5 @@
-"""china.md: the table of what clouds set in place of torchrun's flags. A shell reads its cells, with
-values as the platforms give them, and torchrun's own parser the result."""
+"""china.md: the table of what clouds set in place of torchrun's flags. A shell reads its cells,
+with values as the platforms give them, and torchrun's own parser the result."""
 
 import re
 import subprocess
