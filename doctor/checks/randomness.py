@@ -53,7 +53,7 @@ def equal_stream(events: list[list[dict]]) -> str:
     return ""
 
 
-def check_items(ranks: list[Rank], trained: list[list[Pass]], report: Report) -> None:
+def check_items(ranks: list[Rank], trained: list[list[Pass]], report: Report) -> str | None:
     """Were two items made with the same random numbers, where they should not have been?"""
     seen = {}  # a state of random numbers -> who drew from it
     for rank, passes in zip(ranks, trained, strict=True):
@@ -64,6 +64,8 @@ def check_items(ranks: list[Rank], trained: list[list[Pass]], report: Report) ->
                 before = seen.setdefault((name, state), place)
                 if before != place:
                     kind = "workers" if before[2] == epoch else "epochs"
-                    at = passes[epoch].loader["at"]
-                    return report.find(f"equal_randomness:{kind}", at, name=name)
+                    loader = passes[epoch].loader
+                    if kind == "epochs" and not loader["shuffles"]:
+                        return "fixed"  # the same samples again, which may be made of the numbers
+                    return report.find(f"equal_randomness:{kind}", loader["at"], name=name)
     return None

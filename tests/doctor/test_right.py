@@ -132,6 +132,8 @@ CHECKED = {
     "detection": ("overlapping_samples wrong_evaluation", ""),
     # Nobody can tell whether all of a fold was evaluated, and each sample once.
     "folds": ("", "wrong_evaluation"),
+    # Its samples are made of the random numbers that come again.
+    "generated_set": ("drifting_weights", "equal_randomness"),
     # Orders of epochs in one endless pass are compared; not shares, as samples come again.
     "infinite_loader": ("same_order", "overlapping_samples"),
     # The number of an optimizer that is gone is given to no other: its rate may be another one.
