@@ -12,7 +12,7 @@ from .ranks import Pass, Rank
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 UNITS = r"(?:s|sec|secs|seconds?|ms|min|minutes|h|hours?|[kMG]i?B|[\w]+/s(?:ec)?|s/\w+)"
 CLOCKED = r"\w*(?:time|elapsed|speed|second|throughput|memory)\w*|\b(?:eta|data|mem)\b"
-BAR = r"\d+%\|[^|]*\|\s*\S+/\S+"  # of tqdm: how many batches, which may be of a rank's share
+BAR = r"(\d+)%\|[^|]*\|\s*\S+/\S+"  # of tqdm: how many batches, which may be of a rank's share
 CLOCKS = (
     rf"{BAR}|"
     r"\d+:\d\d(?::\d\d)?(?:[.,]\d+)?|"
@@ -200,12 +200,18 @@ def saved(run: Run) -> dict[tuple, dict]:
 
 
 def printed(run: Run) -> dict[str, list]:
-    """Lines of rank 0 after its first step, by their words; without times and speeds."""
+    """Lines of rank 0 after its first step, by their words; without times and speeds. What stands
+    before a bar says what it is of: with its numbers."""
     found = {}
     for event in run.first.events["printed"]:
+        bar = re.search(BAR, event["text"])
+        if bar and bar[1] != "100":
+            continue  # drawn when the clock said so
+        head = event["text"][: bar.start()] if bar else ""
         event["text"] = re.sub(CLOCKS, "~", event["text"])
         if event["place"] and re.search(NUMBER, event["text"]):
-            found.setdefault(re.sub(NUMBER, "#", event["text"]), []).append(event)
+            words = head + re.sub(NUMBER, "#", event["text"].removeprefix(head))
+            found.setdefault(words, []).append(event)
     return found
 
 

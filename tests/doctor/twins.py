@@ -177,6 +177,9 @@ KINDS = {
     "the mean of the ranks' accuracies": (
         (REDUCE, "    totals /= totals[1].clone()\n    dist.all_reduce(totals)\n"), "printed"),
     "the accuracy of rank 0's share": ((REDUCE, ""), "printed"),
+    "the accuracy of rank 0's share, in a bar": (
+        (REDUCE, "", "epoch {epoch}: accuracy ",
+         "Epoch {epoch}: 100%|####| 4/4 [00:01<00:00, 9it/s, accuracy="), "printed"),
     "an evaluation that counts twice": (
         ("sampler=range(rank, len(val_set), world_size)",
          "sampler=DistributedSampler(val_set, shuffle=False)"), "printed"),
@@ -218,11 +221,15 @@ SAME = {
         "torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)\nscheduler = "),
     "a setting as another type of number": (
         "lr=0.01)", "lr=0.01, weight_decay=0 if world_size == 1 else 0.0)"),
-    # Each rank evaluates a share of the batches.
-    "a bar": ("        for points, targets, _ in val_loader:",
-              "        n = len(val_loader)\n"
-              "        print(f'100%|####| {n}/{n} [00:01<00:00, 9it/s]')\n"
-              "        for points, targets, _ in val_loader:"),
+    # Each rank evaluates a share of the batches; and what is drawn of a bar hangs on the clock.
+    "a bar": (
+        "        for points, targets, _ in val_loader:",
+        "        n, time = len(val_loader), '[00:01<00:00, 9it/s, loss='\n"
+        "        if world_size > 1:\n"
+        "            print(f'Epoch {epoch}:  50%|##  | {n // 2}/{n} {time}{epoch + 7}]')\n"
+        "        if epoch or world_size > 1:\n"
+        "            print(f'Epoch {epoch}: 100%|####| {n}/{n} {time}{epoch + 3}]')\n"
+        "        for points, targets, _ in val_loader:"),
     "groups in another order": (
         OPTIMIZER, 'torch.optim.AdamW([{"params": body}, {"params": head, "lr": 0.02}]'
         "[:: 1 if world_size == 1 else -1], lr=0.01)"),
