@@ -230,7 +230,8 @@ def test_other_language(page: Page, address: str, name: str) -> None:
 
 def test_not_found(chromium: Browser, site: Path, address: str) -> None:
     """The page that a server shows for an address of whatever depth leads to both home pages, and
-    its search finds pages of the language that was asked for."""
+    its search finds pages of the language that was asked for. Where nobody asked for one, the
+    reader's own stands first."""
     opened = chromium.new_page()
     gone = f"{address}en/gone/deep/"
     opened.route(gone, lambda route: route.fulfill(status=404, path=site / "404.html"))
@@ -242,6 +243,17 @@ def test_not_found(chromium: Browser, site: Path, address: str) -> None:
     result = opened.locator(".md-search-result__item a").first
     assert result.get_attribute("href").startswith(f"{address}en/")
     opened.close()
+
+    for locale, first in (("zh-CN", "首页"), ("en-US", "Home")):
+        opened = chromium.new_page(locale=locale)
+        opened.route(f"{address}gone", lambda r: r.fulfill(status=404, path=site / "404.html"))
+        opened.goto(f"{address}gone")
+        tops = {
+            link.inner_text(): link.bounding_box()["y"]
+            for link in opened.locator("article li a").all()
+        }
+        assert min(tops, key=tops.get) == first
+        opened.close()
 
 
 def test_links_to_files(site: Path) -> None:
