@@ -5,6 +5,7 @@ import contextlib
 import html
 import json
 import re
+import struct
 import sys
 from pathlib import Path
 
@@ -254,6 +255,13 @@ def test_not_found(chromium: Browser, site: Path, address: str) -> None:
         }
         assert min(tops, key=tops.get) == first
         opened.close()
+
+
+def test_cards() -> None:
+    """What is shown beside a link to the site has the size that was promised, in both languages."""
+    for language in ("zh", "en"):
+        png = (DOCS / f"assets/images/card.{language}.png").read_bytes()
+        assert struct.unpack(">II", png[16:24]) == (1200, 630)
 
 
 def test_links_to_files(site: Path) -> None:
