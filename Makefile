@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A download of gigabytes may break off. pip then gives up, but keeps what it has whole.
 twice = $(1) || { echo "trying once more, in case a download broke off"; $(1); }
 
-.PHONY: doctor.pyz help demo gpu test smoke proof faults bench carry lint skill figures site serve clean
+.PHONY: doctor.pyz help demo gpu test smoke proof faults bench carry lint skill pages figures site serve clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -64,16 +64,19 @@ lint: $(VENV)/ready $(BIOME)  ## formatting and static checks
 skill: $(VENV)/ready  ## what an assistant needs to convert and check a script: a folder for its skills
 	mkdir -p $(SKILL) && cp skill/SKILL.md docs/examples/convert/*.py $(SKILL)
 	for page in convert recipes troubleshooting; do \
-		$(RUN) -m tools.site.plain docs/en/$$page.md convert.md recipes.md troubleshooting.md \
+		$(RUN) -m tools.site.pages docs/en/$$page.md convert.md recipes.md troubleshooting.md \
 			> $(SKILL)/$$page.md || exit 1; done
 	$(MAKE) --no-print-directory doctor.pyz PYZ=$(SKILL)/doctor.pyz
 
-figures: $(VENV)/ready $(MERMAID)  ## after a change: pictures of diagrams, stills of figures, line numbers in links
+pages: $(VENV)/ready  ## after a change: the code, differences and tables in the pages
+	$(RUN) -m tools.site.pages
+
+figures: $(VENV)/ready $(MERMAID)  ## after a change: pictures of diagrams, stills of figures
 	$(RUN) -m tools.site.diagrams $(MERMAID)
 	$(RUN) -m tools.site.stills
 	$(RUN) -m tools.site.break_it
 	$(RUN) -m tools.site.card
-	$(RUN) -m tools.site.line_numbers
+	$(RUN) -m tools.site.pages
 
 site: $(VENV)/ready  ## the documentation, into site/; a broken link or page ends it
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict  # with -q, --strict counts no warnings

@@ -12,11 +12,10 @@ import pytest
 from harness import CHAPTERS, ROOT
 
 markdown = pytest.importorskip("markdown", reason="needs requirements-dev.txt")
-pytest.importorskip("pymdownx.blocks", reason="needs requirements-dev.txt")
-yaml = pytest.importorskip("yaml", reason="needs requirements-dev.txt")
+pytest.importorskip("pymdownx", reason="needs requirements-dev.txt")
 cmarkgfm = pytest.importorskip("cmarkgfm", reason="needs requirements-dev.txt")
 
-from tools.site import check_twins, codealong, diagrams, line_numbers  # noqa: E402
+from tools.site import check_twins, codealong, diagrams, pages  # noqa: E402
 from tools.site.diffs import hunks, step_hunks  # noqa: E402
 from tools.site.source import SiteError, Source, read, translated  # noqa: E402
 
@@ -24,7 +23,7 @@ DOCS = ROOT / "docs"
 HUB = "02_distributed/main.py"
 REPO = "https://example.org/repo"
 EXTENSIONS = (
-    "admonition attr_list md_in_html toc pymdownx.details pymdownx.superfences pymdownx.tabbed "
+    "attr_list md_in_html toc pymdownx.quotes pymdownx.superfences pymdownx.tabbed "
     "tools.site.codealong"
 ).split()
 
@@ -113,7 +112,7 @@ def test_lines_are_marked(sample: Callable) -> None:
         (HUB, "code mian", "defines no mian; there are: "),
         (HUB, "code main 'nowhere'", "'nowhere' must be in one line of main of"),
         (HUB, "code lr_factor hl=gone", "hl='gone' is in none of lines"),
-        ("docs/assets/results/scaling.en.md", "table gone", "has no part gone"),
+        ("docs/assets/results/scaling.en.md", "table", "is not there yet: make pages"),
     ],
 )
 def test_code_that_is_not_there(path: str, title: str, says: str) -> None:
@@ -197,6 +196,7 @@ def twins(folder: Path, zh: str, en: str) -> list[str]:
         ('<a id="data"></a>', '<a id="data"></a>\n\n训练\n循环', "would show as a gap"),
         ("code wrap", "code one_cycle", "lines differ"),
         ("--epochs 2", "--epochs 3", "fences at line"),
+        ("`records_of`", "`RecordFiles`", "is there twice"),
         ("(launching.md)", "(concepts.md)", "links are not the same"),
         ("python example", "python", "use a link, or mark it"),
     ],
@@ -222,12 +222,25 @@ def test_pasted_code_is_found(tmp_path: Path) -> None:
     assert "is pasted: use a link" in "\n".join(twins(tmp_path, page, page))
 
 
-def test_links_lead_to_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On GitHub; after a change of the code: make figures."""
-    assert line_numbers.stale() == {}
-    longer = {path: Source(path, f"\n{read(path).text}") for path in ("02_distributed/main.py",)}
-    monkeypatch.setattr(line_numbers, "read", lambda path: longer.get(path) or read(path))
-    assert {path.stem for path in line_numbers.stale()} >= {"02_distributed"}
+def test_pages_are_whole() -> None:
+    """What their links stand for is in them, as it is today. After a change: make pages."""
+    assert [str(path) for path in pages.stale()] == [], "run make pages"
+
+
+def test_a_page_that_is_no_longer_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fence was changed by hand, or the code has changed; what it needs may be gone."""
+    name = "en/chapters/02_distributed.md"
+    text = (DOCS / name).read_text("utf-8")
+    other = text.replace("+    sampler.set_epoch(epoch)", "+    pass")
+    assert other != text and pages.whole(other, name) == text
+    longer = Source(
+        HUB, read(HUB).text.replace("cudnn.benchmark = True", "cudnn.benchmark = False")
+    )
+    monkeypatch.setattr(pages, "read", lambda path: longer if path == HUB else read(path))
+    assert pages.whole(text, name).count("cudnn.benchmark = False\n") == 1
+    with pytest.raises(SiteError, match="scaling.en.md has no part gone"):
+        line = "[`scaling.en.md`](../assets/results/scaling.en.md 'table gone')"
+        pages.whole(line, "en/scaling.md")
 
 
 def test_pages_match() -> None:
@@ -280,9 +293,7 @@ RAW = re.compile(
 
 def on_github(text: str) -> str:
     """By GitHub's own program for Markdown; the blocks that begin with [!NOTE] are made later."""
-    if front := re.match(r"---\n(.*?\n)---\n", text, re.S):
-        assert yaml.safe_load(front[1]).keys() == {"description"}  # GitHub shows it as a table
-        text = text[front.end() :]
+    assert not text.startswith("---\n")  # front matter, which GitHub shows as a table
     shown = cmarkgfm.github_flavored_markdown_to_html(text, cmarkgfm.cmark.Options.CMARK_OPT_UNSAFE)
     return re.sub(r"<blockquote>\n<p>\[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\n", "<p>", shown)
 

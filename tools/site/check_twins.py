@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
-from tools.site.forms import FENCE, HEADING_ID, directive
+from tools.site.forms import FENCE, HEADING_ID, by_hand, directive
 
 ROOT = Path(__file__).resolve().parents[2]
 LANGUAGES = ("zh", "en")
@@ -76,12 +76,13 @@ def without_language(path: str) -> str:
 
 
 def read_page(text: str) -> Page:
-    """A page, taken apart."""
+    """A page, taken apart; what `make pages` has written is not looked at."""
     page = Page()
     lines = text.splitlines()
+    texts: list[str] = []  # of links to code
     fence: Fence | None = None
-    for number, line in enumerate(lines, 1):
-        match = FENCE.fullmatch(line.removeprefix("> "))
+    for number, line in by_hand(text).items():
+        match = FENCE.fullmatch(line)
         if fence is not None:
             if match and not match[3]:
                 page.fences.append(fence)
@@ -99,7 +100,8 @@ def read_page(text: str) -> Page:
             page.headings.append(f"{heading[1]} #{found[1] if found else ''}")
         elif link := directive(line):
             page.forms.append(link.title)
-        elif re.match(r"</?(div|details)\b|<!--|> \[!", line):
+            texts.append(link.text)
+        elif re.match(r"</?(div|details)\b|<!-- toc|> \[!", line):
             page.forms.append(line)
         if CHINESE.match(line.lstrip(" *")) and CHINESE.match(lines[number - 2].rstrip("*")[-1:]):
             page.mistakes.append(f"line {number}: the break above it would show as a gap")
@@ -108,7 +110,7 @@ def read_page(text: str) -> Page:
                 page.links[without_language(target)] += 1
     if fence is not None:
         page.mistakes.append(f"line {fence.number}: the fence is never closed")
-    twice = [name for name, count in Counter(page.headings).items() if count > 1]
+    twice = [name for name, count in Counter(page.headings + texts).items() if count > 1]
     page.mistakes += [f"{name} is there twice" for name in twice]
     return page
 

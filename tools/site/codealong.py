@@ -14,40 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from markdown import Extension, Markdown
+from markdown.postprocessors import Postprocessor
 from markdown.preprocessors import Preprocessor
 from markdown.treeprocessors import Treeprocessor
 from markdown.util import HTML_PLACEHOLDER_RE, AtomicString
-from pymdownx.blocks import BlocksExtension
-from pymdownx.blocks.block import Block
 
-from ..benchmark.table import tables
-from .diffs import (
-    CONTEXT,
-    DISTRIBUTED,
-    WHOLE,
-    compare_data,
-    diff_html,
-    hunks,
-    step_hunks,
-)
-from .forms import Directive, directive, for_python_markdown, repository_path
+from .diffs import CONTEXT, DISTRIBUTED, WHOLE, Hunk, compare_data, diff_html, hunks, step_hunks
+from .forms import Directive, by_hand, directive, for_python_markdown, repository_path
 from .source import ROOT, SiteError, Source, read, to_html, translated
-from .verdicts import HOST, comparison, source_of, verdict
+from .verdicts import verdict
 
 MOST_LINES = 20  # of a group: note and code must fit on a screen together
 MOST_FILE_LINES = 80
-# The title of each form; the link leads to the FILE.
-FORMS = {
-    "code": 'NAME ["text" [.. "text"]] [hl="text"] [long=1]',
-    "file": 'of the whole file: [hl="text"] [long=1]',
-    "diff": 'OLD ["step N"] [whole=1], and the link leads to the new one',
-    "compare": "",
-    "table": "[KEY]",
-    "verdict": "FAULT-OR-CASE",
-    "comparison": "",
-    "figure": "PRESET",
-}
+FORMS = ("code", "file", "diff", "compare", "table", "verdict", "comparison", "figure")
+MARKDOWN = ("table", "comparison")  # what stands below them the site shows as it is
 COPIES = "source"  # the folder of the site that has the files, see hooks.py
+UNSEEN = "https://repository/"  # before what MkDocs would look for among the pages
 linked: set[str] = set()  # these
 LEGEND = {
     "zh": "行号旁有竖线的行，只因为要做分布式训练才需要；底色标出正文在讲的行。",
@@ -56,18 +38,15 @@ LEGEND = {
 }
 
 
-def table(path: str, language: str, key: str = "") -> list[str]:
-    """A result of the benchmark, or the rows of the chapter `key`; or a file of Markdown, or its
-    part from <!-- key --> on."""
-    if path.endswith(".json"):
-        return tables(ROOT / path, language, key)
-    text = (ROOT / path).read_text(encoding="utf-8")
-    if key:
-        _, there, text = text.partition(f"<!-- {key} -->")
-        if not there:
-            raise SiteError(f"{path} has no part {key}")
-        text, _, _ = text.partition("<!-- ")
-    return text.strip().splitlines()
+def difference(
+    path: str, words: list[str], options: dict[str, list[str]], language: str
+) -> tuple[Source, Source, list[Hunk]]:
+    """The old file, the new one, and how they differ, with comments in the page's language."""
+    before, step = words if len(words) > 1 else [*words, ""]
+    old, new = (translated(read(name), language) for name in (before, path))
+    if step:
+        return old, new, step_hunks(old, new, read(path), step)
+    return old, new, hunks(old, new, WHOLE if "whole" in options else CONTEXT)
 
 
 def this_page(md: Markdown) -> Any:
@@ -101,7 +80,8 @@ class CodeAlong(Preprocessor):
 
     def run(self, lines: list[str]) -> list[str]:
         result: list[str] = []
-        for line in for_python_markdown(lines, language_of(self.md)):
+        written = [*by_hand("\n".join(lines), but=MARKDOWN).values()]
+        for line in for_python_markdown(written, language_of(self.md)):
             line = line.replace("REPOSITORY_URL", self.md.repo or "REPOSITORY_URL")
             try:
                 found = directive(line)
@@ -115,22 +95,17 @@ class CodeAlong(Preprocessor):
     def replace(self, found: Directive) -> list[str]:
         if found.form not in FORMS:
             raise SiteError(f"there is no {found.form}: a title begins with {', '.join(FORMS)}")
+        if found.form in MARKDOWN:
+            raise SiteError("what belongs below it is not there yet: make pages")
         path = found.path(name_of(self.md))
-        try:
-            made = getattr(self, found.form)(path, found.words, found.options)
-        except ValueError as error:
-            usage = f"{found.form} {FORMS[found.form]}"
-            raise SiteError(f"{error}; the title is: {usage}") from None
-        if isinstance(made, list):  # of Markdown
-            return made
+        if found.form == "verdict":
+            head, said = verdict(path, *found.words, language_of(self.md))
+            return ["", *head, "```text", *said, "```", ""]
+        made = getattr(self, found.form)(path, found.words, found.options)
         return ["", found.indent + self.md.htmlStash.store(made), ""]
 
     def link(self, path: str, part: range | None = None) -> str:
         return link(self.md, path, f"#L{part.start}-L{part.stop - 1}" if part else "")
-
-    def shown(self, source: Source) -> Source:
-        """With its comments in the language of the page."""
-        return translated(source, language_of(self.md))
 
     def code(self, path: str, words: list[str], options: dict[str, list[str]]) -> str:
         selector, *texts = words
@@ -158,7 +133,7 @@ class CodeAlong(Preprocessor):
         # In a minimal.py what is marked is there only because training is distributed; 04's is not.
         skeleton = re.fullmatch(r"0[1-35-7]_\w+/minimal\.py", source.path)
         indent = source.indent(part)
-        tokens = self.shown(source).tokens
+        tokens = translated(source, language_of(self.md)).tokens
         lines = []
         for n in part:
             html = re.sub(rf'^(<span class="\w+">)? {{{indent}}}', r"\1", to_html(tokens[n - 1]))
@@ -182,13 +157,8 @@ class CodeAlong(Preprocessor):
         )
 
     def diff(self, path: str, words: list[str], options: dict[str, list[str]]) -> str:
-        before, step = words if len(words) > 1 else [*words, ""]
-        old, new = (self.shown(read(name)) for name in (before, path))
-        if step:
-            found = step_hunks(old, new, read(new.path), step)
-        else:
-            found = hunks(old, new, WHOLE if "whole" in options else CONTEXT)
-        return diff_html(old, new, self.link, found, step)
+        old, new, found = difference(path, words, options, language_of(self.md))
+        return diff_html(old, new, self.link, found, *words[1:])
 
     def compare(self, script: str, words: list[str], options: dict[str, list[str]]) -> str:
         """Two lists to choose from; compare.js does the rest."""
@@ -197,8 +167,7 @@ class CodeAlong(Preprocessor):
 
         def choice(name: str, chosen: str) -> str:
             made = f'<select name="{name}" aria-label="{name}">'
-            for n, path in enumerate(paths):
-                chapter = path.split("/")[0]
+            for n, chapter in enumerate(path.split("/")[0] for path in paths):
                 here = " selected" * (chapter == chosen)
                 made += f'<option value="{n}"{here}>{chapter}</option>'
             return f"{made}</select>"
@@ -211,18 +180,6 @@ class CodeAlong(Preprocessor):
             f'<div class="cd-result" data-links="{escape(json.dumps(links))}"></div>'
             f'<script type="application/json">{compare_data(paths)}</script></div>'
         )
-
-    def table(self, path: str, words: list[str], options: dict[str, list[str]]) -> list[str]:
-        return ["", *table(path, language_of(self.md), *words), ""]
-
-    def verdict(self, path: str, words: list[str], options: dict[str, list[str]]) -> list[str]:
-        (name,) = words
-        if path != source_of(name):
-            raise SiteError(f"{name} is in {source_of(name)}")
-        return ["", *verdict(name, language_of(self.md)), ""]
-
-    def comparison(self, path: str, words: list[str], options: dict[str, list[str]]) -> list[str]:
-        return ["", *comparison(language_of(self.md)), ""]
 
     def figure(self, path: str, words: list[str], options: dict[str, list[str]]) -> str:
         """Its still picture, which docs/assets/javascripts/figures/NAME.js sets in motion."""
@@ -244,22 +201,16 @@ class RepositoryLinks(Treeprocessor):
     def run(self, root: etree.Element) -> None:
         page = name_of(self.md)
         for a in root.iter("a"):
-            href = a.get("href", "")
-            if page and (path := repository_path(page, href)):
-                a.set("href", f"{HOST}{path}")
-
-
-class RepositoryHost(Treeprocessor):
-    """The address of such a file, unseen by MkDocs, which would look for it among the pages."""
-
-    def run(self, root: etree.Element) -> None:
-        for a in root.iter("a"):
-            href = a.get("href", "")
-            if href.startswith(HOST):
-                path, mark, place = href.removeprefix(HOST).partition("#")
+            if page and (target := repository_path(page, a.get("href", ""))):
+                path, mark, place = target.partition("#")
                 if not (ROOT / path).is_file():
                     raise SiteError(f"{path}: there is no such file")
-                a.set("href", link(self.md, path, mark + place))
+                a.set("href", UNSEEN + link(self.md, path, mark + place))
+
+
+class Seen(Postprocessor):
+    def run(self, text: str) -> str:
+        return text.replace(UNSEEN, "")
 
 
 class ShortCode(Treeprocessor):
@@ -300,43 +251,31 @@ class CellNames(Treeprocessor):
                         cell.set("data-th", name)
 
 
-class Walk(Block):
-    """A note and the code that it is about, side by side where there is room."""
+class Walks(Treeprocessor):
+    """A note and the code that it is about, side by side where there is room: rows of both. Text
+    below code begins the next row."""
 
-    NAME = "walk"
-
-    def on_create(self, parent: etree.Element) -> etree.Element:
-        return etree.SubElement(parent, "div", {"class": "walk"})
-
-    def on_end(self, block: etree.Element) -> None:
-        """Rows of a note and its code: text below code begins the next row."""
-        rows: list[tuple[list[etree.Element], list[etree.Element]]] = []
-        for child in block:
-            code = self.is_code(child)
-            if not rows or (rows[-1][1] and not code):
-                rows.append(([], []))
-            rows[-1][code].append(child)
-        if not rows or not all(note and code for note, code in rows):
-            raise SiteError(
-                "a walk needs a note and at least one link to code, in each of its rows"
-            )
-        block[:] = []
-        for row in rows:
-            for name, members in zip(("text", "code"), row, strict=True):
-                etree.SubElement(block, "div", {"class": f"walk-{name}"}).extend(members)
+    def run(self, root: etree.Element) -> None:
+        for block in [div for div in root.iter("div") if div.get("class") == "walk"]:
+            rows: list[tuple[list[etree.Element], list[etree.Element]]] = []
+            for child in block:
+                code = self.is_code(child)
+                if not rows or (rows[-1][1] and not code):
+                    rows.append(([], []))
+                rows[-1][code].append(child)
+            if not rows or not all(note and code for note, code in rows):
+                raise SiteError("each row of a walk needs a note and at least one link to code")
+            block[:] = []
+            for row in rows:
+                for name, members in zip(("text", "code"), row, strict=True):
+                    etree.SubElement(block, "div", {"class": f"walk-{name}"}).extend(members)
 
     def is_code(self, child: etree.Element) -> bool:
         match = HTML_PLACEHOLDER_RE.fullmatch((child.text or "").strip())
         if child.tag != "p" or not match:
             return False
-        return str(self.md.htmlStash.rawHtmlBlocks[int(match[1])]).startswith(
-            ('<figure class="cb"', '<figure class="cd')
-        )
-
-
-class WalkExtension(BlocksExtension):
-    def extendMarkdownBlocks(self, md: Markdown, block_mgr: object) -> None:
-        block_mgr.register(Walk, self.getConfigs())
+        html = str(self.md.htmlStash.rawHtmlBlocks[int(match[1])])
+        return html.startswith(('<figure class="cb"', '<figure class="cd'))
 
 
 class CodeAlongExtension(Extension):
@@ -349,12 +288,11 @@ class CodeAlongExtension(Extension):
         # Below 30, where line ends are normalised, which would tear our placeholders; above 25,
         # where the fences of pymdownx are taken out.
         md.preprocessors.register(CodeAlong(md), "codealong", 27)
-        # Around 0, MkDocs' own.
-        md.treeprocessors.register(RepositoryLinks(md), "repository_links", 1)
-        md.treeprocessors.register(RepositoryHost(md), "repository_host", -1)
+        md.treeprocessors.register(RepositoryLinks(md), "repository_links", 1)  # 0 is MkDocs' own
+        md.postprocessors.register(Seen(md), "seen", 0)
         md.treeprocessors.register(ShortCode(md), "short_code", 15)  # below 20, inline patterns
         md.treeprocessors.register(CellNames(md), "cell_names", 14)
-        WalkExtension().extendMarkdown(md)
+        md.treeprocessors.register(Walks(md), "walks", 25)
 
 
 def makeExtension(**settings: object) -> CodeAlongExtension:

@@ -4,7 +4,8 @@ the list. Here it is read, and turned into the forms of Python-Markdown's extens
 import posixpath
 import re
 import shlex
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 
 try:  # mkdocs shows its own exceptions as one line, any other as a traceback
     from mkdocs.exceptions import BuildError
@@ -15,10 +16,9 @@ except ImportError:
 DIRECTIVE = re.compile(r"""( *)\[(.*)\]\(([^\s()]+) (["'])(.*)\4\) *""")
 OPTION = re.compile(r"(hl|long|whole)=(.*)", re.S)
 HEADING_ID = re.compile(r' <a id="([A-Za-z][\w-]*)"></a>$')
-FENCE = re.compile(r"( *)(`{3,})(.*)")
-OPENED = re.compile(r'<(div|details)(?: class="([\w -]+)")? markdown>')
+FENCE = re.compile(r"((?:> )? *)(`{3,})(.*)")
+OPENED = re.compile("<(div|details)(?: class=.*)? markdown>")
 CLOSED = re.compile(r"</(div|details)>")
-SUMMARY = re.compile(r"<summary>(.*)</summary>")
 ALERT = re.compile(r"> \[!(\w+)\]")
 # What GitHub calls them: the name that Material has, and the title in Chinese.
 ALERTS = {
@@ -30,6 +30,9 @@ ALERTS = {
 }
 TITLE = re.compile(r"^\*\*([^*]+)\*\*$")
 CONTENTS = "<!-- toc -->"
+END = "<!-- end -->"  # of what `make pages` has written below a link
+# Of a page, its first line: front matter would show as a table on GitHub.
+DESCRIPTION = re.compile(r"<!-- description: (.+) -->\n+")
 
 
 class SiteError(BuildError):
@@ -48,8 +51,8 @@ class Directive:
 
     def path(self, page: str) -> str:
         """The file, from the repository's root; a reader must be told the same one."""
-        path = in_repository(page, self.target.partition("#")[0])
-        if f"`{path}`" not in self.text:
+        path = in_repository(page, self.target)
+        if not {f"`{path}`", f"`{posixpath.basename(path)}`"} & set(re.findall("`.+?`", self.text)):
             raise SiteError(f"the link leads to {path}: its text must have `{path}`")
         return path
 
@@ -71,6 +74,25 @@ def directive(line: str) -> Directive | None:
     return Directive(indent, text, target, form, words, options, title)
 
 
+def by_hand(text: str, but: Collection[str] = ()) -> dict[int, str]:
+    """The lines of a page by their numbers, without what `make pages` has written into it: from
+    below a link to END. but: of these forms it stays, without the link."""
+    lines: dict[int, str] = {}
+    at, link = 0, None
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip() != END:
+            lines[number] = line
+            if found := directive(line):
+                at, link = number, found
+        elif link is None:
+            raise SiteError(f"line {number}: above {END} is no link to code")
+        else:
+            stays = link.form in but
+            lines = {n: kept for n, kept in lines.items() if n < at or stays != (n == at)}
+            link = None
+    return lines
+
+
 def in_repository(page: str, target: str) -> str:
     """Where a link of a page leads, from the repository's root. page: such as en/index.md; "": a
     file in the root."""
@@ -87,59 +109,20 @@ def repository_path(page: str, target: str) -> str:
     return "" if path.startswith(("docs/zh/", "docs/en/")) else path
 
 
-@dataclass
-class Block:
-    """What has been opened and not yet closed."""
-
-    tag: str  # div, details, or > for an alert
-    kind: str  # walk, tabs, note...
-    first: str  # the line that opens it
-    lines: list[str] = field(default_factory=list)
-
-    def closed(self, language: str) -> list[str]:
-        """For Python-Markdown."""
-        lines = self.lines
-        if self.tag == "div" and self.kind == "walk":
-            return ["/// walk", *lines, "///"]
-        if self.tag == "div" and self.kind == "tabs":
-            tabs = [TITLE.sub(r'=== "\1"', line) for line in lines]
-            return ["", *(t if t.startswith("=== ") else indented(t) for t in tabs), ""]
-        if self.tag == "div":
-            return [self.first, *lines, "</div>"]
-        if self.tag == "details":
-            summary = SUMMARY.fullmatch(lines[0] if lines else "")
-            if not summary:
-                raise SiteError(f"{self.first}: the next line must be <summary>…</summary>")
-            title, lines = re.sub("</?code>", "`", summary[1]), lines[1:]
-            head = f'??? {self.kind or "note"} "{title}"'
-        else:
-            kind, title = ALERTS[self.kind]
-            head = f"!!! {kind}" + f' "{title}"' * (language == "zh")
-            if lines and (own := TITLE.fullmatch(lines[0])):
-                head, lines = f'!!! {kind} "{own[1]}"', lines[1:]
-        return ["", head, "", *map(indented, lines), ""]
-
-
-def indented(line: str) -> str:
-    return f"    {line}" if line else ""
+def closed(first: str, lines: list[str], last: str) -> list[str]:
+    """A block for Python-Markdown, which has its own form of tabs."""
+    if first != '<div class="tabs" markdown>':
+        return [first, *lines, last]
+    titles = [TITLE.sub(r'=== "\1"', line) for line in lines]
+    return ["", *(t if t.startswith("=== ") or not t else f"    {t}" for t in titles), ""]
 
 
 def for_python_markdown(page: list[str], language: str) -> list[str]:
     """The lines of a page, all but its directives."""
-    blocks = [Block("", "", "")]
+    blocks: list[tuple[str, list[str]]] = [("", [])]  # the line that opens each, and those inside
     fence = ""
-
-    def close() -> None:
-        done = blocks.pop()
-        blocks[-1].lines += done.closed(language)
-
     for line in page:
-        if blocks[-1].tag == ">":
-            if line.startswith(">"):
-                line = line.removeprefix(">").removeprefix(" ")
-            else:
-                close()
-        inside = blocks[-1].lines
+        inside = blocks[-1][1]
         if found := FENCE.fullmatch(line):
             indent, ticks, kind = found.groups()
             if not fence:
@@ -151,22 +134,27 @@ def for_python_markdown(page: list[str], language: str) -> list[str]:
             inside.append(line)
         elif fence:
             inside.append(line)
-        elif found := OPENED.fullmatch(line):
-            blocks.append(Block(found[1], found[2] or "", line))
+        elif OPENED.fullmatch(line):
+            blocks.append((line, []))
         elif found := CLOSED.fullmatch(line):
-            if blocks[-1].tag != found[1]:
-                raise SiteError(f"{line} closes {blocks[-1].first or 'nothing'}")
-            close()
+            first, _ = blocks.pop()
+            if not first.startswith(f"<{found[1]}"):
+                raise SiteError(f"{line} closes {first or 'nothing'}")
+            blocks[-1][1].extend(closed(first, inside, line))
         elif found := ALERT.fullmatch(line):
             if found[1] not in ALERTS:
                 raise SiteError(f"{line}: GitHub has {', '.join(ALERTS)}")
-            blocks.append(Block(">", found[1], line))
+            kind, title = ALERTS[found[1]]
+            inside.append(f"> [!{kind}] {title * (language == 'zh')}")
+        elif inside and inside[-1].startswith("> [!") and (found := TITLE.fullmatch(line[2:])):
+            inside[-1] = f"{inside[-1].partition(']')[0]}] {found[1]}"
+        elif line.startswith("<summary>"):
+            title = line.replace("<summary>", '<summary markdown="span">')
+            inside.append(re.sub("</?code>", "`", title))
         elif line == CONTENTS:
             inside.append("[TOC]")
         else:
             inside.append(HEADING_ID.sub(r" {#\1}", line) if line.startswith("#") else line)
-    if blocks[-1].tag == ">":
-        close()
     if len(blocks) > 1:
-        raise SiteError(f"{blocks[-1].first} is never closed")
-    return blocks[0].lines
+        raise SiteError(f"{blocks[-1][0]} is never closed")
+    return blocks[0][1]

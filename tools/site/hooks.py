@@ -17,10 +17,10 @@ from mkdocs.structure.pages import Page
 
 from tools.site.break_it import widget
 from tools.site.codealong import COPIES, LEGEND, linked
-from tools.site.plain import plain
+from tools.site.forms import DESCRIPTION
+from tools.site.pages import plain
 from tools.site.source import ROOT, SiteError, read
 from tools.site.theme import change_scripts
-from tools.site.words import MARK
 
 # What the site is told of pages; in a page GitHub would show it as a table. Wide ones need the room
 # of the menu, or have their contents in the text: <!-- toc -->.
@@ -75,11 +75,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, **_: object) -> None:
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     _, _, name = page.file.src_uri.partition("/")
+    if about := DESCRIPTION.match(markdown):
+        page.meta["description"] = about[1]
     for start, meta in META.items():
         if name.startswith(start):
             page.meta |= meta
+    return DESCRIPTION.sub("", markdown, count=1)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
@@ -131,8 +134,7 @@ def write_plain(page: Page, config: MkDocsConfig) -> None:
     source = Path(page.file.abs_src_path).read_text(encoding="utf-8")
     target = Path(config.site_dir, place)
     target.parent.mkdir(parents=True, exist_ok=True)
-    text = plain(source, page.file.src_uri, config.repo_url or "")
-    target.write_text(re.sub(MARK, "", text), encoding="utf-8")
+    target.write_text(plain(source, page.file.src_uri, config.repo_url or ""), encoding="utf-8")
     about = page.meta.get("description", "")
     listed[place] = f"- [{page.title}]({config.site_url or ''}{place})" + f": {about}" * bool(about)
 

@@ -21,7 +21,6 @@ import faults
 CASES = ROOT / "docs/examples/cases"
 VERDICTS = ROOT / "docs/assets/results/doctor/verdicts.json"
 COMPARISON = ROOT / "docs/assets/results/cases/comparison.json"
-HOST = "https://repository/"  # of links to files of the repository; codealong.py puts its address
 BRANCHES = re.compile(r"^( *)if MENDED:\n((?:\1 .*\n|\n)+)(?:\1else:\n((?:\1 .*\n|\n)+))?", re.M)
 
 
@@ -71,7 +70,7 @@ def of_case(case: Case) -> list[str]:
     lines = difflib.unified_diff(case.branch(False), case.branch(True), n=2, lineterm="")
     changes = [line for line in list(lines)[2:] if line.strip("+- ") and line[:2] != "@@"]
     name = case.path.name
-    source = f"[{name}]({HOST}docs/examples/cases/{name})"
+    source = f"[{name}](../examples/cases/{name})"
     links = f"[{case.project} {case.report}]({case.url}), {case.date} · {source}"
     return [links, "", "```diff", *changes, "```", ""]
 
@@ -83,23 +82,17 @@ def of_fault(name: str) -> list[str]:
     return ["```diff", *(line for line in changes if line[0] in "+-"), "```", ""]
 
 
-def source_of(name: str) -> str:
-    """The file of a case or a fault."""
+def verdict(path: str, name: str, language: str) -> tuple[list[str], list[str]]:
+    """A fault or a case, which is in that file, as Markdown; and what the doctor said."""
     case = CASES / f"{name}.py"
-    if not case.is_file() and name not in faults.FAULTS:
-        raise SiteError(f"{name} is no case, and no fault")
-    return str((case if case.is_file() else Path(faults.__file__)).relative_to(ROOT))
-
-
-def verdict(name: str, language: str) -> list[str]:
-    """A fault or a case, and what the doctor said, as Markdown."""
-    case = CASES / f"{name}.py"
+    file = case if case.is_file() else Path(faults.__file__)
+    if file != ROOT / path or (file != case and name not in faults.FAULTS):
+        raise SiteError(f"{path} has no case or fault {name}")
     report = Report(language)
     for row in json.loads(VERDICTS.read_text(encoding="utf-8"))[name]:
         report.find(row["name"], row["at"], mild=row["mild"], **row["values"])
     said = [line for found in report.findings for line in found.lines()] or [report.say("nothing")]
-    head = of_case(read_case(case)) if case.is_file() else of_fault(name)
-    return [*head, "```text", *said, "```"]
+    return of_case(read_case(case)) if file == case else of_fault(name), said
 
 
 # ---- the table of cases ----

@@ -1,0 +1,187 @@
+"""Every page is whole as a Markdown file, on GitHub and in editors: below each link that stands for
+code, a difference, a verdict, a table or a figure stands what it is for, up to <!-- end -->.
+
+    make pages    # writes it; a test fails until somebody has
+
+python -m tools.site.pages docs/en/convert.md convert.md: a page for assistants, as plain Markdown,
+for a folder that has the pages named behind it alone.
+"""
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+from ..benchmark.table import tables
+from .codealong import COPIES, difference
+from .forms import END, Directive, SiteError, by_hand, directive, repository_path
+from .source import ROOT, Source, read, translated
+from .verdicts import comparison, verdict
+
+DOCS = ROOT / "docs"
+# Here the marked lines are what a reader adds or changes, and the text says so: they get a "+".
+SKELETON = re.compile(r"0\d_\w+/(minimal\.py|\w+\.sbatch)")
+# For plain: what is for the site or for GitHub alone goes.
+CHANGES = [
+    (r"^ *(<div.*>|</div>|<!--.*-->|!\[.*)\n", ""),
+    ("<!-- = .+? -->", ""),  # see words.py
+    (r"^<details.*>$", "<details>"),
+    (r"^( *`{3,}\w+) .*$", r"\1"),  # ```bash run
+    (r"^(#.*) <a id=\"(.+)\"></a>$", r"\1 {#\2}"),
+    (r"^( *\[.*\]\(\S+) ([\"']).*\2\)$", r"\1)"),  # what the build puts there
+    (r"\n{3,}", "\n\n"),
+]
+LINK = re.compile(r"(\[[^]]+\]\()([^)\s]+)(?=\))")
+
+
+def fenced(kind: str, lines: list[str]) -> list[str]:
+    ticks = "````" if any("```" in line for line in lines) else "```"
+    return [f"{ticks}{kind}", *lines, ticks]
+
+
+def wrapped(lines: list[str]) -> list[str]:
+    """What the doctor says, for a page of GitHub; a Chinese character is two columns wide."""
+    parts = []
+    for line in lines:
+        wide = re.sub("([^\0-\xff])", "\\1\0", line)
+        hang = "     " if line.startswith("  ->") else "  "
+        parts += textwrap.wrap(wide, 108, subsequent_indent=hang, break_on_hyphens=False)
+    return [part.replace("\0", "") for part in parts]
+
+
+def code(source: Source, found: Directive, language: str) -> list[str]:
+    part = range(1, len(source.lines) + 1)
+    if found.form == "code":
+        part = source.part(found.words[0], found.words[1:])
+    shown = translated(source, language).lines
+    lines = textwrap.dedent("\n".join(shown[n - 1] for n in part)).splitlines()
+    marks = found.options.get("hl", [])
+    if found.form == "file" and marks and SKELETON.fullmatch(source.path):
+        marked = [any(mark in source.lines[n - 1] for mark in marks) for n in part]
+        return fenced("diff", [" +"[m] + line for m, line in zip(marked, lines, strict=True)])
+    return fenced(source.language, lines)
+
+
+def diff(path: str, found: Directive, language: str) -> list[str]:
+    old, new, hunks = difference(path, found.words, found.options, language)
+    lines = []
+    for name, rows in hunks:
+        lines += [f"@@ {name} @@"] * bool(name or lines)
+        for kind, left, right, *_ in rows:
+            line = new.lines[right - 1] if right else old.lines[left - 1]
+            lines.append(kind.replace("=", " ") + line)
+    return fenced("diff", lines)
+
+
+def table(path: str, language: str, key: str = "") -> list[str]:
+    """A result of the benchmark, or the rows of the chapter `key`; or a file of Markdown, or its
+    part from <!-- key --> on."""
+    if path.endswith(".json"):
+        return tables(ROOT / path, language, key)
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if key:
+        _, there, text = text.partition(f"<!-- {key} -->")
+        if not there:
+            raise SiteError(f"{path} has no part {key}")
+        text, _, _ = text.partition("<!-- ")
+    return text.strip().splitlines()
+
+
+def figure(path: str, preset: str, page: str) -> list[str]:
+    """Its still picture, or what it would have you type, and the sentence below it."""
+    still = f"assets/figures/{Path(path).stem}-{preset}.{page[:2]}"
+    html = (DOCS / f"{still}.html").read_text(encoding="utf-8")
+    title = re.search("<figcaption>(.*?)</figcaption>", html)[1]
+    sentence = re.search('<p class="fig-sentence">(.*?)</p>', html, re.S)[1].replace(
+        "<small>", "<br><small>"
+    )
+    commands = re.findall('data-clipboard-text="(.*?)"', html)
+    shown = [f"![{title}]({'../' * page.count('/')}{still}.svg)"]
+    return [
+        *(fenced("bash", commands) if commands else shown),
+        "",
+        sentence.replace("<small>", "<br><small>"),
+    ]
+
+
+def made_of(found: Directive, page: str) -> list[str]:
+    """What stands below such a link, as Markdown. page: such as en/index.md."""
+    language = page[:2]
+    path = found.path(page)
+    match found.form:
+        case "code" | "file":
+            return code(read(path), found, language)
+        case "diff":
+            return diff(path, found, language)
+        case "figure":
+            return figure(path, *found.words, page)
+        case "table":
+            return table(path, language, *found.words)
+        case "verdict":
+            (first, *rest), said = verdict(path, *found.words, language)
+            first = first.partition(" · ")[0]  # the link above names the file
+            return [first, *rest, *fenced("text", wrapped(said))]
+        case "comparison":
+            return comparison(language)
+        case "compare":
+            return fenced("bash", ["git diff --no-index 02_*/main.py 03_*/main.py"])
+    raise SiteError(f"there is no {found.form}")
+
+
+def whole(text: str, page: str) -> str:
+    """A page with what its links stand for as it is today."""
+    lines: list[str] = []
+    for line in by_hand(text).values():
+        lines.append(line)
+        if found := directive(line):
+            made = ["", *made_of(found, page), "", END]
+            lines += [(found.indent + one).rstrip() for one in made]
+    return "\n".join(lines)
+
+
+def stale() -> dict[Path, str]:
+    """The pages that are no longer whole, and what they should be."""
+    pages = {}
+    for path in sorted(DOCS.glob("??/**/*.md")):
+        text = path.read_text(encoding="utf-8")
+        try:
+            new = whole(text, path.relative_to(DOCS).as_posix())
+        except SiteError as error:
+            raise SiteError(f"{path.relative_to(ROOT)}: {error}") from None
+        if new != text:
+            pages[path] = new
+    return pages
+
+
+def plain(text: str, page: str, repository: str = "") -> str:
+    """A page's Markdown. page: such as en/index.md."""
+    copies = "../" * page.removeprefix("zh/").count("/") + COPIES
+
+    def public(found: re.Match) -> str:
+        target = found[2]
+        if path := repository_path(page, target):
+            target = f"{repository}/blob/main/{path}" if repository else f"{copies}/{path}.txt"
+        return found[1] + target
+
+    for form, instead in CHANGES:
+        text = re.sub(form, instead, text, flags=re.M)
+    return LINK.sub(public, text).strip() + "\n"
+
+
+def linked_inside(text: str, pages: list[str]) -> str:
+    """For a folder that has these pages alone: links to others become text."""
+
+    def kept(found: re.Match) -> str:
+        target = found[2].partition("#")[0]
+        return found[0] if target.startswith("http") or target in ("", *pages) else found[1]
+
+    return re.sub(r"\[([^]]+)\]\(([^)]*)\)", kept, text)
+
+
+if __name__ == "__main__":
+    for path, text in stale().items() if len(sys.argv) == 1 else ():
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))
+    for name in sys.argv[1:2]:
+        text = Path(name).read_text(encoding="utf-8")
+        print(linked_inside(plain(text, name.removeprefix("docs/")), sys.argv[2:]), end="")
