@@ -225,8 +225,7 @@ SAME = {
     "a bar": (
         "        for points, targets, _ in val_loader:",
         "        n, time = len(val_loader), '[00:01<00:00, 9it/s, loss='\n"
-        "        if world_size > 1:\n"
-        "            print(f'Epoch {epoch}:  50%|##  | {n // 2}/{n} {time}{epoch + 7}]')\n"
+        "        print(f'Epoch {epoch}:  50%|##  | {n // 2}/{n} {time}{epoch + 7 * world_size}]')\n"
         "        if epoch or world_size > 1:\n"
         "            print(f'Epoch {epoch}: 100%|####| {n}/{n} {time}{epoch + 3}]')\n"
         "        for points, targets, _ in val_loader:"),
