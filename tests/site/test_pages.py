@@ -277,6 +277,8 @@ def test_readmes_match() -> None:
     """Both READMEs lead to the same places, each in its own language."""
     assert readme_links("zh") == readme_links("en")
     assert {f"docs/chapters/{chapter}.md" for chapter in CHAPTERS} <= set(readme_links("en"))
+    cases = f"**[{len(list(ROOT.glob('docs/examples/cases/*.py')))} "
+    assert all(cases in (ROOT / readme).read_text("utf-8") for readme in READMES.values())
 
 
 # --- on GitHub ------------------------------------------------------------------------------------
