@@ -139,13 +139,14 @@ class Samples:
         return [rows[(n - 1) * self.each(rows) : n * self.each(rows)] for rows in self.rows]
 
     def contents(self, n: int, ahead: bool) -> list[tuple]:
-        """Of step n: key, target and a number for the rest of each sample."""
+        """Of step n: key, target, a number for the rest of each sample, and its shape."""
         found = []
         for one, batch in (row for rows in self.batches(n, ahead) for row in rows):
             keys = keys_of(one, batch)
             columns = [batch.get(name) or [] for name in ("targets", "items")]
             columns = [c if len(c) == len(keys) else [0] * len(keys) for c in columns]
-            found += zip(map(str, keys), *columns, strict=True)
+            shapes = [str(batch.get("shape"))] * len(keys)
+            found += zip(map(str, keys), *columns, shapes, strict=True)
         return found
 
     def shares(self, n: int) -> list[int]:

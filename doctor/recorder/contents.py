@@ -103,13 +103,15 @@ def batched(part: object, count: int | None) -> object:
     return [batched(inner, count) for inner in part]
 
 
-def contents(batch: object, count: int | None) -> tuple[list, list]:
-    """A number for each item's target, and one for the rest of it; no copy of images.
+def contents(batch: object, count: int | None) -> tuple[list, list, list]:
+    """A number for each item's target, and one for the rest of it, whose shape is the last; no copy
+    of images.
 
     count: of items, if it is known. Only tensors with a row for each say something of them.
     """
     targets = []
     items = []
+    shape = []
     for tensor in reversed(tensors_in(batched(batch, count))):
         if tensor.device.type != "cpu" or tensor.dim() == 0 or tensor.is_sparse:
             continue
@@ -123,4 +125,5 @@ def contents(batch: object, count: int | None) -> tuple[list, list]:
             few = few.double().reshape(len(few), -1)
             sums = few @ torch.arange(1, few.shape[1] + 1, dtype=torch.float64)
             items = [round(value, 6) for value in sums.tolist()]
-    return targets, items
+            shape = list(tensor.shape[1:])
+    return targets, items, shape

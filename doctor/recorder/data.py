@@ -142,7 +142,7 @@ class Data:
             fields["indices"] = to_root(dataset, indices)
         if one.count <= MOST_CONTENTS and one.in_order:  # else these may be of other indices
             count = None if indices is None else len(indices)
-            fields["targets"], fields["items"] = contents(batch, count)
+            fields["targets"], fields["items"], fields["shape"] = contents(batch, count)
 
         notes.event("batch", **fields)
         window.batch(one, training.model())

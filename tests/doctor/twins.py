@@ -81,12 +81,29 @@ MEAN = "totals[0] / totals[1]"
 OPTIMIZER = 'torch.optim.AdamW([{"params": body}, {"params": head, "lr": 0.02}], lr=0.01)'
 NO_CLIP = (CLIP, "")
 
+PADDED = (
+    "dist.init_process_group(", """
+def padded(rows):
+    points, targets, words = zip(*rows)
+    points = [(p / (4 * w)).repeat(4 * w, 1) for p, w in zip(points, words)]  # as many parts
+    points = nn.utils.rnn.pad_sequence(points, batch_first=True)
+    return points, torch.tensor(targets), torch.stack(words)
+
+
+dist.init_process_group(""",
+    "batch_size, sampler=sampler)", "batch_size, sampler=sampler, collate_fn=padded)",
+    "ddp(points)", "ddp(points.sum(1))",
+)  # fmt: skip
+
 KINDS = {
     # what people report
     "loss times the number of ranks": (
         (*NO_CLIP, LOSS, LOSS + "        loss = loss * world_size\n"), "gradients:processes"),
     "the mean of the words of a rank": (
         (LOSS, "        loss = (losses * words).sum() / words.sum()\n"), "gradients"),
+    "padded, and the loss times the number of ranks": (
+        (*PADDED, *NO_CLIP, LOSS, LOSS + "        loss = loss * world_size\n"),
+        "gradients:processes"),
     "a rule that changes weights on each rank": (
         (STEP, "        optimizer.step()\n"
          "        if step == 1 and world_size > 1:\n"
@@ -199,8 +216,19 @@ class Shift(nn.Module):
 
 
 dist.init_process_group("""
+LONGEST_FIRST = ("zip(*rows)", "zip(*sorted(rows, key=lambda row: -row[2]))")
 SAME = {
     "as it is": (),
+    "padded to the longest of a batch": PADDED,
+    "padded, the longest first": (*PADDED, *LONGEST_FIRST),
+    "the longest first": (
+        "dist.init_process_group(", """
+def collate(rows):
+    return torch.utils.data.default_collate(sorted(rows, key=lambda row: -row[2]))
+
+
+dist.init_process_group(""",
+        "batch_size, sampler=sampler)", "batch_size, sampler=sampler, collate_fn=collate)"),
     # A weight that changes no probability: its gradient is rounding, of which Adam makes a step.
     "a weight without a gradient": (
         "dist.init_process_group(", SHIFT, "nn.Linear(16, 4))", "nn.Linear(16, 4), Shift())",
