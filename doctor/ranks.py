@@ -87,6 +87,7 @@ class Rank:
     stack: list | None = None  # the user's line where it stood still
     inside: str = ""  # the function that this line called
     still: float = 0.0  # seconds from its last event until the doctor ended the job
+    apart: int = 0  # processes of one launch that train, and have no group
 
     def left(self) -> bool:
         """It came to its end, or waits for ever: it will call nothing more."""
@@ -246,6 +247,9 @@ def ranks_of(files: dict[Path, list[dict]], stopped: float = float("inf")) -> li
     if not ranks:
         alone = [one for one in processes if one.world]
         ranks = {0: max(alone, key=lambda one: len(one.steps))} if alone else {}
+        started = [one for one in alone if one.steps and one.process["launched"] not in ("", "1")]
+        for one in ranks.values():
+            one.apart = len(started)
 
     trouble = [event for one in processes for event in one.events["trouble"]]
     for number, rank in ranks.items():

@@ -38,7 +38,7 @@ def judge_one(check: Check, ranks: list[Rank], report: Report) -> None:
             report.skip(name, report.blocked[name])
         elif name in report.taken_out:
             report.skip(name, "taken_out")
-        elif KINDS[name].alone or name in report.not_checked:
+        elif KINDS[name].alone or name in report.not_checked or report.has(name):
             pass
         elif len(ranks) == 1:
             report.skip(name, "alone" if ranks[0].world == 1 else "machines")

@@ -12,12 +12,16 @@ TOLERANCE = 1e-6  # relative: smaller differences come from the order of additio
 @check(between=True, unless="unequal_steps")
 @finds("no_averaging", WRONG, "convert.md#step-4", NEEDS)
 @finds("unequal_gradients", WRONG, "convert.md#step-4", f"{NEEDS} wrap")
+@finds("no_averaging:apart", WRONG, "convert.md#step-1")
 @finds("drifting_weights", WRONG, "recipes.md#plateau", NEEDS)
 @finds("drifting_weights:frozen", WRONG, "convert.md#step-4")
 @finds("drifting_weights:beside", NOTE, "convert.md#step-4")
 def check_weights(ranks: list[Rank], report: Report) -> str | None:
     """Gradients at each step, and weights after so many steps."""
     first = ranks[0]
+    if first.apart > 1:
+        report.find("no_averaging:apart", first.steps[0]["made"], count=first.apart)
+        return None
     wrappers = {name for rank in ranks for name in rank.model.get("wrappers", [])}
     sizes = [rank.model.get("sizes") for rank in ranks]
     if not all(rank.figures["gradients"] for rank in ranks):

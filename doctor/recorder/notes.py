@@ -64,7 +64,8 @@ class Notes:
         self.quiet = False
 
         version = getattr(sys.modules.get("torch"), "__version__", "?")
-        self.event("process", pid=self.pid, host=host, torch=version)
+        launched = os.environ.get("WORLD_SIZE", "")  # by torchrun, say
+        self.event("process", pid=self.pid, host=host, torch=version, launched=launched)
 
     def watch(self) -> None:
         """Note where the main thread stands, IDLE seconds after an event without another one.

@@ -609,6 +609,15 @@ def test_installed(tmp_path: Path) -> None:
     assert result.stdout.startswith("usage: ddp-doctor [options]"), result.output
 
 
+def test_processes_that_never_met(tmp_path: Path) -> None:
+    """A script for one GPU, put under torchrun: nothing crashes, and nothing is divided."""
+    script = ROOT / "docs/examples/convert/single.py"
+    words = [sys.executable, ROOT / "doctor", "--lang", "en", *TORCHRUN, script, "--epochs", "1"]
+    result = run_short(words, tmp_path)
+    assert result.returncode == 1 and "  no_averaging  " in result.stdout, result.output
+    assert "2 processes were launched together, and never met" in result.stdout
+
+
 def test_contract_of_the_two_halves() -> None:
     """What EVENTS.md says of writers and readers; examined.py compares it with every run."""
     doctor = ROOT / "doctor"

@@ -481,7 +481,7 @@ def test_another_than_on_one_process(
     ("program", "old", "new", "shown"),
     [
         ("accelerate", "cpu=not torch.cuda.is_available()", "", "WRONG RESULT  same_samples"),
-        ("Fabric", "", "", "doctor: ranks 0; steps 60"),
+        ("Fabric", "", "", "WRONG RESULT  no_averaging"),
     ],
 )
 def test_processes_that_do_not_find_each_other(
