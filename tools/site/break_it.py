@@ -51,7 +51,7 @@ WORDS = {
         "legend": "去掉一行，不会报错。看两个进程会怎样，doctor 又怎么说",
         "none": "一行不少",
         "right": "每张图片只用一次，两份模型始终一致，只有一个进程保存。",
-        "again": "第 1 个 epoch 和第 0 个一样：同样的 {images} 张图片，顺序也相同。",
+        "again": "epoch 1 和 epoch 0 一样：同样的 {images} 张图片，顺序也相同。",
         "both": "两个进程训练的是同样的 {images} 张图片。",
         "larger": "一步用了 {size} 张图片，而不是 {before} 张：已经是另一种训练。",
         "apart": "两份模型各练各的，越差越远；日志和文件只来自 rank 0。",
@@ -60,7 +60,7 @@ WORDS = {
         "lines": "每一行都打印了两遍。",
         "file": "两个进程同时写同一个文件。",
         "weights": "权重",
-        "heads": ("步数 × 图片", "评估", "保存"),
+        "heads": ("步数 × 图片", "评估图片数", "保存"),
         "recorded": "没有一个数是编的，都来自真实运行的记录：两个 CPU 进程，torch {torch}。"
         "权重一栏是 epoch 快结束时全部权重的范数。",
     },
@@ -252,9 +252,9 @@ MOTION = """
   .then { animation: then 6s 3 both; }
   .then .bk-verdict { animation: verdict 6s 3 both; }
 }
-@keyframes first { 0%, 22% { opacity: 1; } 26%, 100% { opacity: 0; } }
-@keyframes then { 0%, 22% { opacity: 0; } 26%, 100% { opacity: 1; } }
-@keyframes verdict { 0%, 48% { opacity: 0; } 54%, 100% { opacity: 1; } }
+@keyframes first { 0%, 10% { opacity: 1; } 14%, 100% { opacity: 0; } }
+@keyframes then { 0%, 10% { opacity: 0; } 14%, 100% { opacity: 1; } }
+@keyframes verdict { 0%, 26% { opacity: 0; } 32%, 100% { opacity: 1; } }
 """
 
 
