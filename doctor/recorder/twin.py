@@ -86,6 +86,7 @@ def saved(obj: object, file: object, *_: object, **__: object) -> None:
     tensors = {}
     collect(obj, "", tensors)
     name = os.path.basename(os.fspath(file)) if isinstance(file, str | os.PathLike) else ""
+    name = name.removesuffix(".tmp")  # it is renamed when it is whole
     found = list(tensors.items())[:MOST_TENSORS]
     rows = {key: figures_of([tensor]).sum(0).tolist() for key, tensor in found}
     notes.event("checkpoint", file=name, tensors=rows)

@@ -190,7 +190,8 @@ KINDS = {
     "an average on rank 0 that rank 1 forgets": ((AVERAGE, "            rank or mean.data.lerp_"),
                                                  "printed"),
     "an average that begins late": (
-        (AVERAGE, "            step < world_size - 1 or mean.data.lerp_"), "saved"),
+        (AVERAGE, "            step < world_size - 1 or mean.data.lerp_",
+         '"model.pt")', '"model.pt" + (world_size - 1) * ".tmp")'), "saved"),
     "the mean of the ranks' accuracies": (
         (REDUCE, "    totals /= totals[1].clone()\n    dist.all_reduce(totals)\n"), "printed"),
     "the accuracy of rank 0's share": ((REDUCE, ""), "printed"),
