@@ -564,10 +564,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("an evaluation is checked by its number of samples", 1,
          "or size in counted(phase, 0)", "or reduced"),
     ],
-    f"{AGAINST}::test_names_where_runs_part[an-average-that-begins-late]": [
-        ("a saved file that is renamed when it is whole", 1,
-         'name = name.removesuffix(".tmp")', "pass"),
-    ],
     f"{AGAINST}::test_nothing_differs[2-as-it-is]": [
         ("samples of all ranks together", 1,
          "(row for rows in self.batches(n, ahead) for row in rows)", "self.batches(n, ahead)[0]"),
@@ -621,6 +617,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{AGAINST}::test_names_where_runs_part[an-average-that-begins-late]": [
         ("what two runs save", 1, "self.compare_saved()", "pass"),
+        ("a saved file that is renamed when it is whole", 1,
+         'name = name.removesuffix(".tmp")', "pass"),
     ],
     f"{AGAINST}::test_names_where_runs_part[the-accuracy-of-rank-0's-share]": [
         ("a score is not of rank 0's training", 1, "    if evaluated and not all(",
