@@ -247,9 +247,9 @@ def ranks_of(files: dict[Path, list[dict]], stopped: float = float("inf")) -> li
     if not ranks:
         alone = [one for one in processes if one.world]
         ranks = {0: max(alone, key=lambda one: len(one.steps))} if alone else {}
-        started = [one for one in alone if one.steps and one.process["launched"] not in ("", "1")]
+        launched = [one for one in alone if one.process.get("launched", "") not in ("", "1")]
         for one in ranks.values():
-            one.apart = len(started)
+            one.apart = sum(bool(other.steps) for other in launched)
 
     trouble = [event for one in processes for event in one.events["trouble"]]
     for number, rank in ranks.items():

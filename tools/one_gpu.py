@@ -14,6 +14,8 @@ from pathlib import Path
 
 if len(sys.argv) < 2:
     sys.exit("error: which script? torchrun --nproc-per-node 2 tools/one_gpu.py train.py ...")
+if not Path(sys.argv[1]).is_file():
+    sys.exit(f"error: there is no script {sys.argv[1]}")
 os.environ["LOCAL_RANK"] = "0"
 del sys.argv[0]
 sys.path[0] = str(Path(sys.argv[0]).resolve().parent)

@@ -11,8 +11,8 @@ TOLERANCE = 1e-6  # relative: smaller differences come from the order of additio
 
 @check(between=True, unless="unequal_steps")
 @finds("no_averaging", WRONG, "convert.md#step-4", NEEDS)
-@finds("unequal_gradients", WRONG, "convert.md#step-4", f"{NEEDS} wrap")
 @finds("no_averaging:apart", WRONG, "convert.md#step-1")
+@finds("unequal_gradients", WRONG, "convert.md#step-4", f"{NEEDS} wrap")
 @finds("drifting_weights", WRONG, "recipes.md#plateau", NEEDS)
 @finds("drifting_weights:frozen", WRONG, "convert.md#step-4")
 @finds("drifting_weights:beside", NOTE, "convert.md#step-4")

@@ -61,8 +61,10 @@ def few_values(tensors: list) -> object:
     """Sums and counts of an evaluation, say: (16,) at most, float64, on their device."""
     size = sum(tensor.numel() for tensor in tensors)
     devices = {tensor.device for tensor in tensors}
-    kinds = {device.type for device in devices}
-    if size > 10_000 or len(devices) != 1 or not kinds <= {"cpu", "cuda"} or capturing():
+    known = {device.type for device in devices} <= {"cpu", "cuda"}
+    if size > 10_000 or len(devices) != 1 or not known or capturing():
+        return None
+    if any(tensor.layout != torch.strided for tensor in tensors):  # gloo sums sparse ones, too
         return None
     with torch.no_grad():
         values = torch.cat([tensor.detach().flatten().double() for tensor in tensors])

@@ -291,16 +291,9 @@ def test_logger_on_rank_0(
 
 SINGLE = ROOT / "docs/examples/convert/single.py"
 LOSS = "nn.functional.cross_entropy(model(inputs), targets)"
-TRAINER = """\
-import os
-import sys
-
+POINTS = """\
 import torch
-from torch import nn
 from torch.utils.data import TensorDataset
-from transformers import Trainer, TrainingArguments
-
-world_size = int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def points(count, seed):
@@ -309,6 +302,19 @@ def points(count, seed):
     targets = torch.randint(10, (count,), generator=generator)
     noise = torch.randn(count, 32, generator=generator)
     return TensorDataset(centres[targets] + 2 * noise, targets)
+
+
+"""
+TRAINER = (
+    POINTS
+    + """\
+import os
+import sys
+
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+world_size = int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class Classifier(nn.Module):
@@ -354,23 +360,17 @@ trainer = Trainer(
 )
 trainer.train()
 """
-LIGHTNING = """\
+)
+LIGHTNING = (
+    POINTS
+    + """\
 import sys
 
 import lightning as L
-import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 devices = int(sys.argv[1])
-
-
-def points(count, seed):
-    centres = torch.randn(10, 32, generator=torch.Generator().manual_seed(0))
-    generator = torch.Generator().manual_seed(seed)
-    targets = torch.randint(10, (count,), generator=generator)
-    noise = torch.randn(count, 32, generator=generator)
-    return TensorDataset(centres[targets] + 2 * noise, targets)
 
 
 class Classifier(L.LightningModule):
@@ -403,6 +403,7 @@ train_loader = DataLoader(points(960, 1), 48 // devices, shuffle=True)
 val_loader = DataLoader(points(304, 2), 16)
 trainer.fit(Classifier(), train_loader, val_loader)
 """
+)
 TWICE = "torchrun --standalone --nproc-per-node 2 script.py"
 # Its libraries, the program, and its launch lines: on one process, or without it, and on two.
 PROGRAMS = {

@@ -200,5 +200,6 @@ def test_ranks_take_gpu_0(tmp_path: Path) -> None:
     words = [sys.executable, ROOT / "tools/one_gpu.py"]
     done = run([*words, script, "--epochs", "1"], tmp_path, env={"LOCAL_RANK": "1"})
     assert done.stdout == "0 ['--epochs', '1'] __main__\n"
-    none = run(words, tmp_path)
-    assert none.returncode == 1 and none.stderr.startswith("error: which script?")
+    for more, said in ((), "which script?"), (("x.py",), "there is no script x.py"):
+        none = run([*words, *more], tmp_path)
+        assert none.returncode == 1 and none.stderr.startswith(f"error: {said}")

@@ -97,11 +97,7 @@ def figure(path: str, preset: str, page: str) -> list[str]:
     )
     commands = re.findall('data-clipboard-text="(.*?)"', html)
     shown = [f"![{title}]({'../' * page.count('/')}{still}.svg)"]
-    return [
-        *(fenced("bash", commands) if commands else shown),
-        "",
-        sentence.replace("<small>", "<br><small>"),
-    ]
+    return [*(fenced("bash", commands) if commands else shown), "", sentence]
 
 
 def made_of(found: Directive, page: str) -> list[str]:
