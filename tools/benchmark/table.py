@@ -15,7 +15,7 @@ ZH = {
     "x ": "相对 ", "first step s": "首步完成 秒", "start s": "启动 秒", " ms": " 毫秒",
 }  # fmt: skip
 CAPTION = {
-    "en": "{cpu}, {cores} CPU cores{gpus}, torch {torch}; {processes} processes, {arch}, "
+    "en": "{cpu}, {cores} CPU cores{gpus}, torch {torch}; {processes} process{s}, {arch}, "
     "{image_size} px, batch {batch_size_per_rank} a process, {steps} steps, generated JPEGs; the "
     "median of {rounds} rounds, in brackets the smallest and the largest; {date:.10}, commit "
     "{commit}.",
@@ -77,4 +77,4 @@ def tables(path: Path, language: str, wanted: str = "") -> list[str]:
     for part, rows in result["runs"].items():
         if part == "training" or not wanted:
             lines += table(rows, language, wanted)
-    return [*lines, CAPTION[language].format(**places), ""]
+    return [*lines, CAPTION[language].format(**places, s="es" * (places["processes"] > 1)), ""]
