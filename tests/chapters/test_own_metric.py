@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+import numpy
 import pytest
 import torch
 from harness import ROOT, assert_same, events, load_state, rows
@@ -104,8 +105,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
     return run(folder, 2, pictures, "--workers", 1, "--print-freq", 1, keep=True)
 
 
-def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("multilabel", EXAMPLE)
+def module(path: Path = EXAMPLE) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
@@ -176,3 +177,47 @@ def test_resumes_bit_for_bit(whole: Path, pictures: Path, tmp_path: Path) -> Non
         return [{k: v for k, v in row.items() if k not in measured} for row in found]
 
     assert numbers(resumed) == numbers(whole) and len(numbers(whole)) == 4 * (EPOCHS - 1)
+
+
+# What own-project.md names, and a model that takes one channel.
+ONE_CHANNEL_OF_16_BITS = {
+    "[0.485, 0.456, 0.406]": "[0.449]",
+    "[0.229, 0.224, 0.225]": "[0.226]",
+    "ImageReadMode.RGB": "ImageReadMode.GRAY",
+    """\
+    if image.dtype != torch.uint8 or image.ndim != 3:  # 16-bit PNG, animated GIF
+        raise ValueError(f"not a single 8-bit image: {path}")
+    return image
+""": "    return image.float() / 257\n",
+    "view(3, 1, 1)": "view(-1, 1, 1)",
+    "get_model(args.arch, weights=weights, num_classes=num_classes)": (
+        "nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(),"
+        " nn.Linear(4, num_classes))"
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
+def test_one_channel_of_16_bits(tmp_path: Path) -> None:
+    """02 trains and evaluates on it, and no bit of an image is lost."""
+    text = (ROOT / "02_distributed/main.py").read_text()
+    for old, new in ONE_CHANNEL_OF_16_BITS.items():
+        assert old in text
+        text = text.replace(old, new)
+    program = tmp_path / "main.py"
+    program.write_text(text)
+    for split in ("train", "val"):
+        for label in range(2):
+            folder = tmp_path / split / str(label)
+            folder.mkdir(parents=True)
+            for number in range(4):
+                pixels = numpy.full((24, 24), 256 * number + 3 + label, numpy.uint16)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+
+    image = module(program).load_image(folder / "3.png")
+    assert image.shape == (1, 24, 24) and (image * 257).unique().tolist() == [256 * 3 + 4]
+    words = ["--data", tmp_path, "--image-size", 24, "--batch-size", 4, "--epochs", 1]
+    words += ["--workers", 1, "--output-dir", tmp_path / "run"]
+    codes, outs, errs = run_warm([program, *words], tmp_path, 2)
+    assert codes == [0, 0], (outs, errs)
+    assert rows(tmp_path / "run", "eval")[0]["images"] == 8
