@@ -21,6 +21,7 @@ from doctor.against import Comparison
 from doctor.ranks import read_ranks
 from doctor.report import LANGUAGES, Report
 from doctor.twins import run_of
+from tools.site.verdicts import all_cases
 
 ATTACHED = []
 
@@ -98,6 +99,17 @@ def test_nothing_differs(what: str, size: int, crew: Crew, tmp_path: Path) -> No
     soon = what in ("bfloat16", "a weight without a gradient")
     assert kinds <= {"same", *(["undecided"] if soon else [])}, comparison.text()
     assert comparison.status() == (3 if "undecided" in kinds else 0)
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_case_that_one_run_does_not_show(mended: bool, crew: Crew, tmp_path: Path) -> None:
+    """The page of cases shows what it says of nnU-Net's, with numbers in float64."""
+    text = "\n".join(all_cases()["nnunet_dice"].branch(mended))
+    for language, comparison in compared(crew, text, tmp_path).items():
+        page = (ROOT / f"docs/{language}/cases.md").read_text(encoding="utf-8")
+        said = [seen.text for seen in comparison.seen if seen.kind == "differs"]
+        assert len(said) == comparison.status() == (not mended), comparison.text()
+        assert all(re.sub(r"[\d.]+", "", one) in re.sub(r"[\d.]+", "", page) for one in said)
 
 
 MIXED = (
