@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-WRONG, HANG, WASTED, SLOW, NOTE = "wrong result", "hang ahead", "wasted", "slow", "note"
-SEVERITIES = (WRONG, HANG, WASTED, SLOW, NOTE)
+WRONG, HANG, WASTED, NOTE = "wrong result", "hang ahead", "wasted", "note"
+SEVERITIES = (WRONG, HANG, WASTED, NOTE)
 # Probes (recorder/probes.py) that all checks need: any rank may seem to be one alone without them.
 ALWAYS = {"all", "rank", "horovod"}
 # And those without which nobody knows which batches are trained on.

@@ -75,7 +75,6 @@ class Rank:
     world: int = 1
     process: dict = field(default_factory=dict)
     model: dict = field(default_factory=dict)
-    device: dict = field(default_factory=dict)
     group: str = ""  # the name of the group of all ranks
     passes: dict[int, Pass] = field(default_factory=dict)
     steps: list[dict] = field(default_factory=list)
@@ -164,7 +163,7 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
         if one is None and kind in ("batch", "end"):
             continue  # of a pass that began before a fork
 
-        if kind in ("process", "model", "device"):
+        if kind in ("process", "model"):
             setattr(rank, kind, event)
         elif kind == "rank":
             for name in ("rank", "world", "group"):

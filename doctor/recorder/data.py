@@ -3,7 +3,6 @@
 import functools
 import multiprocessing
 import os
-import time
 from collections import deque
 from collections.abc import Collection
 
@@ -34,7 +33,6 @@ class Pass:
         self.by_grad = False  # its latest batch was asked for where gradients are recorded
         self.learns = False  # the latest batch is to be learned from, so far as one can tell
         self.inside = False  # its iterator's __next__, which may call that of its base
-        self.idle = False  # the device had nothing to do when a batch was asked for
 
 
 class Data:
@@ -132,12 +130,11 @@ class Data:
 
     def before_batch(self, one: Pass) -> None:
         self.giving = one
-        one.idle = training.device_is_idle()
 
-    def batch(self, one: Pass, dataset: object, batch: object, waited: float) -> None:
+    def batch(self, one: Pass, dataset: object, batch: object) -> None:
         one.count += 1
         indices = one.drawn.popleft() if one.drawn else None
-        fields = {"n": one.n, "wait": round(waited, 4), "idle": one.idle}
+        fields = {"n": one.n}
         if indices is not None:
             fields["indices"] = to_root(dataset, indices)
         if one.count <= MOST_CONTENTS and one.in_order:  # else these may be of other indices
@@ -264,7 +261,6 @@ def follow(kind: type) -> None:
                 return own_next(iterator)
         one.inside = True
         notes.call("batch", data.before_batch, one)
-        start = time.perf_counter()
         try:
             with unseen:
                 batch = own_next(iterator)
@@ -273,8 +269,7 @@ def follow(kind: type) -> None:
             raise
         finally:
             one.inside = False
-        waited = time.perf_counter() - start
-        notes.call("batch", data.batch, one, iterator._doctor_source, batch, waited)
+        notes.call("batch", data.batch, one, iterator._doctor_source, batch)
         return batch
 
     following._doctor = True

@@ -39,7 +39,6 @@ class Training:
         self.beside = 0  # parameters of optimizers in no model that DDP wraps
         self.wrapped = {}  # a parameter's id -> the node of the graph that DDP waits for
         self.scaled = False  # a GradScaler has multiplied the loss, and not divided the gradients
-        self.stepped = None  # an event of the GPU: it has come to the end of the latest step
 
     def before_step(self, optimizer: object, args: tuple = (), kwargs: dict | None = None) -> None:
         if begins_state():
@@ -99,16 +98,6 @@ class Training:
         self.gradients = None
         self.closed = False
         figures.drain(wait=False)
-        if self.steps in (2, EVERY):
-            write_devices(parameters)
-        device = parameters[0].device if parameters else torch.device("cpu")
-        self.stepped = device.type == "cpu"
-        if device.type == "cuda" and not capturing():
-            self.stepped = torch.cuda.current_stream(device).record_event()
-
-    def device_is_idle(self) -> bool:
-        """Whether there is nothing to compute: what a loader makes one wait for is lost then."""
-        return self.stepped.query() if hasattr(self.stepped, "query") else bool(self.stepped)
 
     def due(self) -> bool:
         return self.steps < ALL_UNTIL or (self.steps + 1) % EVERY == 0
@@ -125,7 +114,6 @@ class Training:
         zero = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
         parts = [p for p in parameters if hasattr(p, "to_local")]  # DTensors
         wrappers = ["sharded"] * bool(zero or parts)
-        unused = False
         group = None
         at = self.made.get(optimizer) or user_line()
 
@@ -136,14 +124,12 @@ class Training:
             if name in ("DistributedDataParallel", "DataParallel"):
                 wrappers.append(name)
             if isinstance(module, DistributedDataParallel):
-                unused = module.find_unused_parameters
                 at = self.made.get(module, at)
                 group = dist.get_process_group_ranks(module.process_group)
         notes.event(
             "model",
             at=at,
             wrappers=wrappers,
-            unused=unused,
             group=group,
             sizes=[p.numel() for p in parameters],
             others=others.look(model, parameters),
@@ -210,19 +196,6 @@ class Training:
 
     def clip(self, *args: object, **kwargs: object) -> None:
         notes.event("clip", at=user_line(), scaled=self.scaled)
-
-
-def write_devices(parameters: list) -> None:
-    device = parameters[0].device
-    if device.type != "cuda":
-        return
-
-    uuids = {
-        n: str(getattr(torch.cuda.get_device_properties(n), "uuid", n))
-        for n in range(torch.cuda.device_count())
-    }
-    used = [uuids[n] for n in uuids if torch.cuda.memory_reserved(n) > 0]
-    notes.event("device", own=uuids[device.index], used=used)
 
 
 def begins_state() -> bool:

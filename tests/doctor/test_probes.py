@@ -15,13 +15,9 @@ from examined import examined_text
 from harness import ROOT, run
 from probes_lost import GOES, NAMES
 
-from doctor.checks.speed import check_speed
 from doctor.findings import CHECKS, needs_of
-from doctor.ranks import Pass, Rank
 from doctor.recorder.notes import notes
 from doctor.recorder.probes import PROBES, attach
-from doctor.recorder.training import Training
-from doctor.report import Report
 
 LIVE = sorted(NAMES - {"horovod"})
 PROOF = [name for name in LIVE if name not in ("indices", "collectives", "step")]
@@ -87,26 +83,3 @@ def test_status_of_a_run_that_lacks_a_probe(tmp_path: Path) -> None:
     assert result.returncode == 3, result.output
     said = f"shared_file, wrapped_keys (torch {torch.__version__} has no {gone})"
     assert said in result.stdout, result.output
-
-
-class Device:
-    """Stands in for an event of a GPU."""
-
-    def __init__(self, done: bool) -> None:
-        self.query = lambda: done
-
-
-@pytest.mark.parametrize("device", [None, True, Device(True), Device(False)])
-def test_waiting_counts_while_the_device_is_idle(device: object) -> None:
-    """On a GPU, a loop that runs ahead waits for batches while the device computes."""
-    training = Training()
-    training.stepped = device
-    idle = training.device_is_idle()
-    rank = Rank(rank=0, steps=[{"without": 0}])
-    one = Pass({"id": 1, "at": ["train.py", 1]}, 0, 1, steps=20)
-    one.batches = [{"t": float(n), "wait": 0.9, "idle": idle} for n in range(20)]
-    rank.passes[1] = one
-    report = Report("en")
-    check_speed([rank], report)
-    expected = device is True or (device is not None and device.query())
-    assert [found.id for found in report.findings] == ["slow_step"] * expected

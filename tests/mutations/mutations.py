@@ -534,9 +534,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("a run that is not checked is not green", 1, "sys.exit(3 if report.blocked or",
          "sys.exit(0 if report.blocked or"),
     ],
-    f"{PROBES}::test_waiting_counts_while_the_device_is_idle": [
-        ("a GPU computes while its process waits", 1, 'if batch["idle"]', "if True"),
-    ],
     f"{KINDS}::test_nothing_to_say[tensor_parallel_by_hand]": [
         ("ranks exchange activations", 1, "found := exchanges(ranks, FEW)", "found := []"),
     ],
@@ -760,6 +757,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          'notes.call("lost", self.follow, func, args, result)', "pass"),
     ],
     f"{CASES}[pytorch_moved]": [
+        ("the doctor knows where DDP was made", 1, "at = self.made.get(module, at)", "pass"),
         ("the doctor knows DDP's hooks", 1,
          "self.wrapped[id(p)] is not node(p)", "False"),
     ],
@@ -818,9 +816,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{DOCTOR}::test_fault_is_found[drifting_weights]": [
         ("the doctor knows where an optimizer was made", 1,
          "self.made[optimizer] = user_line(optimizer)", "pass"),
-    ],
-    f"{DOCTOR}::test_fault_is_found[slow_step:unused]": [
-        ("the doctor knows where DDP was made", 1, "at = self.made.get(module, at)", "pass"),
     ],
     f"{KINDS}::test_nothing_to_say[curriculum]": [
         ("the doctor knows what never shuffles", 1, "shuffles=any(map(shuffles, drawing(loader)))",

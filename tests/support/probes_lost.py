@@ -10,7 +10,7 @@ from doctor.report import Report
 
 # What goes with a probe: events, or fields that then have this value.
 NOTHING_TRAINED = {"step": {"passes": []}}
-NO_STEP = ("step", "model", "figures", "unhooked", "device")
+NO_STEP = ("step", "model", "figures", "unhooked")
 GOES: dict[str, tuple[tuple, dict]] = {
     "rank": (("rank",), {}),
     "collectives": (("collective", "lost"), {"step": {"exchanged": []}}),

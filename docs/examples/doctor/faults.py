@@ -197,7 +197,6 @@ FAULTS = {
         "    model.eval()\n",
         "    model.eval()\n    if rank == 0:\n        dist.barrier()\n",
     ),
-    "slow_step:unused": ("DDP(model)", "DDP(model, find_unused_parameters=True)"),
 }
 
 
