@@ -191,9 +191,8 @@ class Comparison:
         elif n == 1 and twice[1] > twice[0]:
             self.say("differs", "twice", n, twice=twice[1], **values)
         elif n == 1 and any(one.shuffles for one in self.batches):
-            whole = [one.first_epoch() for one in self.batches]
             self.numbers = False
-            self.say("skipped", "order:epoch" if whole[0] == whole[1] else "order", n, **values)
+            self.say("skipped", "order", n, **values)
         elif again[1] > again[0] and a.total() <= b.total():
             self.numbers = False
             self.say("cause", "padding", n, repeats=again[1])

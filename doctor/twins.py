@@ -159,11 +159,6 @@ class Samples:
         counts = Counter(str(key) for one in passes.values() for key in one.keys())
         return sum(count - 1 for count in counts.values())
 
-    def first_epoch(self) -> Counter | None:
-        first = [passes[0] for passes in self.passes if passes]
-        whole = all(one.whole() for one in first)
-        return Counter(str(key) for one in first for key in one.keys()) if whole else None
-
 
 def keyed(one: Pass) -> bool:
     """Whether it is known which samples are in its batches."""

@@ -12,11 +12,10 @@ from .notes import is_library, notes, user_line
 WRITERS = ("numpy", "torch", "pandas", "PIL")  # they write files for whoever calls them
 
 
-def wrote(path: str, whole: bool = True, moved: bool = False) -> None:
+def wrote(path: str, whole: bool = True) -> None:
     """Note a file that the user's code opens to write, itself or through a WRITER.
 
-    whole: it is emptied first. Else each rank may write a part of it. moved: it was written under
-    another name.
+    whole: it is emptied first. Else each rank may write a part of it.
     """
     frame = sys._getframe(1)
     while frame and is_library(name := frame.f_code.co_filename):
@@ -36,7 +35,7 @@ def wrote(path: str, whole: bool = True, moved: bool = False) -> None:
     notes.quiet = False
     if not special and not full.startswith(notes.folder):
         at = [frame.f_code.co_filename, frame.f_lineno]
-        notes.event("wrote", path=full, whole=whole, moved=moved, at=at)
+        notes.event("wrote", path=full, whole=whole, at=at)
 
 
 def saved(obj: object, file: object, *_: object, **__: object) -> None:
@@ -96,8 +95,6 @@ def watch(probe: str, add_audit_hook: Callable) -> None:
             if args[2] & (os.O_WRONLY | os.O_RDWR) and not args[2] & ignored:
                 whole = bool(args[2] & os.O_TRUNC)
                 notes.call(probe, wrote, os.fsdecode(args[0]), whole)
-        elif name == "os.rename" and isinstance(args[1], str | bytes | os.PathLike):
-            notes.call(probe, wrote, os.fsdecode(args[1]), moved=True)
         elif name in ("fcntl.flock", "fcntl.lockf"):
             number = args[0] if isinstance(args[0], int) else args[0].fileno()
             notes.call(probe, locked, number, args[1])

@@ -25,7 +25,6 @@ class Probe(NamedTuple):
     before: Callable | None = None
     after: Callable | None = None
     attach: Callable | None = None
-    public: bool = True
     also: str = ""  # a second path to the same function
 
 
@@ -34,19 +33,19 @@ PROBES = (
           after=collectives.note_rank, also="torch.distributed.init_process_group"),
     Probe("collectives", "torch.distributed.ProcessGroup", attach=collectives.attach),
     Probe("collectives", "torch.distributed._functional_collectives",
-          attach=collectives.attach_functional, public=False),
+          attach=collectives.attach_functional),
     Probe("join", "torch.distributed.algorithms.join.Join.__enter__", collectives.note_join),
     Probe("lost", "torch.overrides._get_current_function_mode",
-          attach=collectives.follow_losses, public=False),
+          attach=collectives.follow_losses),
     Probe("loader", f"{LOADER}.__init__", after=data.data.new_loader),
     # With these go "batch", __next__ of the iterator, and "indices", __iter__ of the sampler:
     # both are attached to classes that the first pass shows.
     Probe("pass", f"{LOADER}.__iter__", data.data.before_pass, data.data.new_pass),
     Probe("worker", "multiprocessing.process.BaseProcess.__init__", after=data.data.new_process),
     Probe("items", "torch.utils.data._utils.fetch._MapDatasetFetcher.fetch",
-          data.data.before_fetch, data.data.after_fetch, public=False),
+          data.data.before_fetch, data.data.after_fetch),
     Probe("stream", "torch.utils.data._utils.fetch._IterableDatasetFetcher.fetch",
-          data.data.before_fetch, data.data.after_fetch, public=False),
+          data.data.before_fetch, data.data.after_fetch),
     Probe("backward", "torch.autograd.backward", window.backward),
     Probe("gradients", f"{OPTIMIZER}.register_optimizer_step_pre_hook",
           attach=training.before_every_step),
@@ -63,7 +62,7 @@ PROBES = (
           also="torch.nn.utils.clip_grad_norm_"),
     Probe("wrap", f"{DDP}.__init__", after=training.training.wrap),
     Probe("forward", f"{DDP}.forward", attach=training.watch_forward),
-    Probe("no_sync", f"{DDP}.no_sync", attach=training.watch_no_sync, public=False),
+    Probe("no_sync", f"{DDP}.no_sync", attach=training.watch_no_sync),
     Probe("save", "torch.serialization.save", files.saved, also="torch.save"),
     Probe("load", "torch.nn.Module.load_state_dict", after=files.loaded),
     Probe("files", "sys.addaudithook", attach=files.watch),
@@ -75,13 +74,11 @@ OF_TWINS = (
     Probe("checkpoint", "torch.serialization.save", twin.saved, also="torch.save"),
     Probe("autocast", "torch.amp.autocast_mode.autocast.__enter__", after=twin.note_autocast),
     Probe("shuffling", "torch.utils.data.DistributedSampler.__iter__", attach=without.shuffling),
-    Probe("batchnorm", "torch.nn", attach=without.batchnorm, public=False),
+    Probe("batchnorm", "torch.nn", attach=without.batchnorm),
     Probe("dropout", "torch.nn.functional", attach=without.dropout),
-    Probe("rounding", "torch", attach=without.rounding, public=False),
+    Probe("rounding", "torch", attach=without.rounding),
 )
-OF_HOROVOD = (
-    Probe("horovod", "horovod.torch", attach=collectives.attach_to_horovod, public=False),
-)
+OF_HOROVOD = (Probe("horovod", "horovod.torch", attach=collectives.attach_to_horovod),)
 
 
 def attach(probes: tuple[Probe, ...] = PROBES) -> None:

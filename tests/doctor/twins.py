@@ -131,7 +131,7 @@ KINDS = {
         "samples"),
     "another seed of the sampler": (
         ("DistributedSampler(train_set)", "DistributedSampler(train_set, seed=world_size)"),
-        "order:epoch"),
+        "order"),
     "other contents": (("point = self.points[i]", "point = self.points[i] / dist.get_world_size()"),
                        "contents"),
     "other targets": (

@@ -820,7 +820,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{KINDS}::test_nothing_to_say[curriculum]": [
         ("the doctor knows what never shuffles", 1, "shuffles=any(map(shuffles, drawing(loader)))",
          "shuffles=True"),
-        ("the doctor knows files that are moved", 1, 'or event["moved"] or', 'or'),
     ],
     f"{KINDS}::test_nothing_to_say[folds]": [
         ("the doctor looks for a sampler in a sampler", 1, '("sampler", "_sampler")', '()'),
