@@ -228,8 +228,6 @@ def main() -> None:
         )
         print("\n" + comparison.text())
     print("\n" + report.text())
-    if "GITHUB_ACTIONS" in os.environ:
-        print("", *(finding.annotation() for finding in report.findings), sep="\n")
     if args.json:
         found = report.json() | ({"against": comparison.json()} if comparison else {})
         text = json.dumps(found, indent=1, ensure_ascii=False)

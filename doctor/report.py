@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from .findings import HANG, NOTE, WRONG, kind_of
 
 LANGUAGES = ("en", "zh")
-GITHUB = {WRONG: "error", HANG: "error", NOTE: "notice"}
 
 
 def read_words(language: str) -> dict[str, list[str]]:
@@ -61,22 +60,6 @@ class Finding:
         title = f"{self.severity.upper()}  {self.id}{at}"
         more = f"{doctor} --explain {self.id}"
         return [title, f"  {self.seen}", f"  -> {self.advice}", f"     {more}"]
-
-    def annotation(self) -> str:
-        """For GitHub Actions, docs.github.com: workflow commands."""
-        kind = GITHUB.get(self.severity, "warning")
-        place = {"title": f"doctor: {self.id}"}
-        if self.file:
-            place = {"file": short([self.file, None]), "line": self.line, **place}
-        fields = ",".join(f"{name}={escaped(value, ':,')}" for name, value in place.items())
-        return f"::{kind} {fields}::{escaped(f'{self.seen} {self.advice}')}"
-
-
-def escaped(value: object, more: str = "") -> str:
-    text = str(value)
-    for letter in f"%\r\n{more}":
-        text = text.replace(letter, f"%{ord(letter):02X}")
-    return text
 
 
 class Report:
