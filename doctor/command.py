@@ -25,6 +25,7 @@ import argparse
 import json
 import locale
 import os
+import re
 import shlex
 import signal
 import sys
@@ -195,6 +196,12 @@ def run_in_folder(args: argparse.Namespace, command: list[str]) -> tuple[Job, li
     with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as name:
         job, ranks = run(args, command, Path(name))
     print_ended(job, ranks)
+    parts = (args.without or "").split(",")
+    errors = " ".join(rank.ended.get("error", "") for rank in ranks)
+    if "rounding" in parts and re.search("[Dd]ouble", errors):
+        left = ",".join(part for part in parts if part != "rounding")
+        how = f"type --without {left}" if left else "leave --without rounding out"
+        print(f"doctor: the script makes tensors of a coarser type than float64: {how}")
     return job, ranks
 
 

@@ -14,6 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 DROPOUTS += ("feature_alpha_dropout",)
+COARSE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def without(what: str) -> bool:
@@ -85,23 +86,40 @@ def dropout(probe: str, module: object) -> None:
 
 
 def rounding(probe: str, _: object) -> None:
-    """float64 in place of float32, in weights, batches and what modules are given."""
+    """float64 in place of coarser types: in weights, in batches, in what modules are given, and
+    where the script asks for a type by itself."""
     if not without("rounding"):
         return
     torch.set_default_dtype(torch.float64)
-    torch.Tensor.float = torch.Tensor.double
-    own_autocast = torch.autocast.__init__
-
-    def off(autocast: object, *args: object, **kwargs: object) -> None:
-        own_autocast(autocast, *args, **(kwargs | {"enabled": False}))
-
-    def exact(value: object) -> object:
-        return value.double() if getattr(value, "dtype", None) == torch.float32 else value
-
-    def before_forward(module: object, args: tuple) -> tuple:
-        return tree_map(exact, args)
-
+    for name in ("float", "half", "bfloat16"):
+        setattr(torch.Tensor, name, torch.Tensor.double)
+    for name in ("to", "type"):
+        setattr(torch.Tensor, name, asked(getattr(torch.Tensor, name)))
+    for kind in (torch.autocast, torch.amp.GradScaler):
+        kind.__init__ = switched_off(kind.__init__)
+    torch.nn.modules.module.register_module_forward_pre_hook(lambda _, args: tree_map(exact, args))
     own_next = _BaseDataLoaderIter.__next__
-    torch.autocast.__init__ = off
-    torch.nn.modules.module.register_module_forward_pre_hook(before_forward)
     _BaseDataLoaderIter.__next__ = lambda iterator: tree_map(exact, own_next(iterator))
+
+
+def exact(value: object) -> object:
+    """A tensor or a type."""
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value in COARSE else value
+    coarse = isinstance(value, torch.Tensor) and value.dtype in COARSE
+    return value.double() if coarse else value
+
+
+def asked(own: object) -> object:
+    def change(tensor: object, *args: object, **kwargs: object) -> object:
+        return own(tensor, *map(exact, args), **{k: exact(value) for k, value in kwargs.items()})
+
+    return change
+
+
+def switched_off(own: object) -> object:
+    def make(part: object, *args: object, **kwargs: object) -> None:
+        own(part, *args, **kwargs)
+        part._enabled = False
+
+    return make

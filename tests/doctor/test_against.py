@@ -15,7 +15,7 @@ import torch
 import twins
 from crew import Crew
 from examined import record
-from harness import ROOT, run_short
+from harness import ROOT, run, run_short
 
 from doctor.against import Comparison
 from doctor.ranks import read_ranks
@@ -150,9 +150,20 @@ def test_accuses_no_right_program(path: Path, sizes: tuple, crew: Crew, tmp_path
     assert differ <= (OWN_CHOICES if sizes[0] == 1 else set()), comparison.text()
 
 
+# A script that asks for types by itself.
+TYPES = (
+    "average = copy", "model.to(torch.float32)\naverage = copy",
+    "        losses = nn", "        points = points.to(dtype=torch.bfloat16)\n        losses = nn",
+    "        loss.backward()\n", "        scaler.scale(loss).backward()\n",
+    "        optimizer.step()\n", "        scaler.step(optimizer)\n        scaler.update()\n",
+    "for epoch in range(4):\n", "scaler = torch.amp.GradScaler('cpu')\nfor epoch in range(4):\n",
+)  # fmt: skip
+
+
 def test_command(tmp_path: Path) -> None:
     """In float64, too. The first difference stands in --json."""
-    (tmp_path / "right.py").write_text(faults.changed(twins.BASE, MIXED))
+    text = faults.changed(twins.BASE, (*MIXED, *TYPES))
+    (tmp_path / "right.py").write_text(text)
     words = twins.KINDS["loss times the number of ranks"][0]
     wrong = faults.changed((tmp_path / "right.py").read_text(), words)
     (tmp_path / "wrong.py").write_text(wrong)
@@ -171,3 +182,14 @@ def test_command(tmp_path: Path) -> None:
             assert found["first_difference"]["name"] == "gradients:processes"
             assert found["first_difference"]["step"] == 1
             assert found["first_difference"]["values"]["factor"] == pytest.approx(2)
+
+
+def test_rounding_that_cannot_be_taken_out(tmp_path: Path) -> None:
+    """One line says which part to leave out."""
+    words = ("ddp(points)", "ddp(points) @ torch.eye(4, dtype=torch.float32)")
+    (tmp_path / "script.py").write_text(faults.changed(twins.BASE, words))
+    one = shlex.join(["torchrun", "--standalone", "script.py"])
+    options = ["--without", "all", "--against", one]
+    result = run([sys.executable, ROOT / "doctor", *options, "true"], tmp_path)
+    assert result.returncode == 2, result.output
+    assert "type --without shuffling,batchnorm,dropout\n" in result.stdout, result.output

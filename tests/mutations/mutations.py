@@ -635,6 +635,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{AGAINST}::test_command": [
         ("float64 in two runs", 1, "torch.set_default_dtype(torch.float64)", "pass"),
+        ("types that the script asks for, in two runs", 1, 'for name in ("to", "type"):',
+         "for name in ():"),
+        ("no GradScaler in two runs", 1, "(torch.autocast, torch.amp.GradScaler)",
+         "(torch.autocast,)"),
     ],
     f"{KINDS}::test_nothing_to_say[dataset_readers]": [
         ("settings of a data set are no numbering", 1, "if type(number) is int}", "}"),
