@@ -6,6 +6,7 @@ what was saved and what was printed. The first difference ends the comparison of
 """
 
 import math
+import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from statistics import median
@@ -53,6 +54,7 @@ class Comparison:
     def say(self, kind: str, which: str, step: int | None = None, /, **values: object) -> None:
         values = {"step": step, "a": self.one.label, "b": self.two.label, **values}
         texts = [line.format(**values) for line in self.report.words[f"twin:{which}"][:2]]
+        texts = [re.sub(r"(?<![\d.])1 (step|tensor|sample)s\b", r"1 \1", text) for text in texts]
         self.seen.append(Seen(kind, which, *texts, step=step, values=values))
 
     def parted(self) -> bool:
@@ -309,6 +311,8 @@ class Comparison:
         elif size <= GROWTH * level or (size <= JUMP * level and size < LARGE):
             self.numbers = False
             self.say("undecided", "undecided", n, **values)
+        elif what == "gradients" and n == 1 != worlds and len(names) == len(parts):
+            self.say("differs", "gradients:loss", n, **values)  # it may be the loss that differs
         else:
             self.say("differs", what, n, **values)
 
@@ -353,8 +357,9 @@ class Comparison:
     def compare_saved(self) -> None:
         mine, theirs = map(saved, self.runs)
         both = sorted(mine.keys() & theirs.keys())
+        self.compare_names(mine, theirs, {file for file, _ in both})
         for file, step in both:
-            a, b = mine[file, step], theirs[file, step]
+            a, b = mine[file, step]["tensors"], theirs[file, step]["tensors"]
             if a.keys() != b.keys():
                 self.say("differs", "saved:names", file=file, name=sorted(a.keys() ^ b.keys())[0])
                 return
@@ -371,6 +376,34 @@ class Comparison:
                 return
         if both and self.numbers:
             self.say("same", "saved:same", files=listed(sorted({file for file, _ in both})))
+        self.compare_numbers([(file, mine[file, step], theirs[file, step]) for file, step in both])
+
+    def compare_names(self, mine: dict, theirs: dict, known: set) -> None:
+        """Files that one run alone has saved, up to the last step that both have made."""
+        last = min(run.steps() for run in self.runs) - (not all(run.ended() for run in self.runs))
+        alone = []
+        for run, found in zip(self.runs, (mine, theirs), strict=True):
+            names = sorted({file for file, step in found if step <= last} - known)
+            alone += [f"{run.label}: {listed(names)}"] * bool(names)
+        if alone:
+            self.say("skipped", "saved:unpaired", files="; ".join(alone))
+
+    def compare_numbers(self, both: list) -> None:
+        """Numbers beside the tensors: an epoch, a best score; but also a rank, or a time."""
+        count, rows = 0, []
+        for file, *events in both:
+            a, b = (event["numbers"] for event in events)
+            for name in a.keys() & b.keys():
+                count += 1
+                if not math.isclose(a[name], b[name], rel_tol=self.tolerance(), abs_tol=1e-12):
+                    place = f"{file}, step {events[0]['place']}"
+                    rows.append(f"\n    {place}: {name}: {a[name]:.6g} | {b[name]:.6g}")
+        if rows:
+            self.say("note", "saved:numbers", count=len(rows), all=count, rows="".join(rows[:FEW]))
+
+    def tolerance(self) -> float:
+        """Of numbers that are made of the weights: a score, say."""
+        return min(10 * GROWTH * max(self.rounding() / 100, self.largest), PRINTED)
 
     def compare_printed(self) -> None:
         """Lines with the same words and other numbers."""
@@ -380,8 +413,8 @@ class Comparison:
             for words in mine.keys() & theirs.keys()
             for pair in zip(mine[words], theirs[words], strict=False)
         ]
-        tolerance = 10 * GROWTH * max(self.rounding() / 100, self.largest)
-        found = [(others(a["text"], b["text"], min(tolerance, PRINTED)), a, b) for a, b in both]
+        tolerance = self.tolerance()
+        found = [(others(a["text"], b["text"], tolerance), a, b) for a, b in both]
         found = [row for row in found if row[0]]
         strange = [row for row in found if not of_own_share(self.two, row[2], row[0])]
         if not found:
@@ -394,7 +427,7 @@ class Comparison:
             for run, line in zip(self.runs, lines, strict=True)
         ]
         values = {"count": len(strange or found), "all": len(both), "rows": "".join(rows)}
-        if self.parted() or not self.numbers or tolerance > PRINTED:
+        if self.parted() or not self.numbers or tolerance == PRINTED:
             self.say("note", "printed:known", **values)
         elif strange:
             self.say("differs", "printed", **values)

@@ -187,11 +187,11 @@ def draws(run: Run) -> bool:
 
 
 def saved(run: Run) -> dict[tuple, dict]:
-    """File and step -> the tensors in it, of the rank that wrote it."""
+    """File and step -> what is in it, of the rank that wrote it."""
     found = {}
     for event in (event for rank in run.everyone for event in rank.events["checkpoint"]):
         if event["tensors"]:
-            found.setdefault((event["file"] or "torch.save", event["place"]), event["tensors"])
+            found.setdefault((event["file"] or "torch.save", event["place"]), event)
     return found
 
 

@@ -14,6 +14,7 @@ from .notes import NAMELESS, hook, notes
 from .without import frozen, without
 
 MOST_TENSORS = 4000  # of an optimizer, and of a checkpoint: a figure for each
+LONGEST = 500  # of lists that are looked into: longer ones are states of random numbers, say
 MOST_LINES = 500
 # Names that wrappers put before those of a module.
 WRAPPERS = r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
@@ -83,21 +84,25 @@ TOLD = set()
 def saved(obj: object, file: object, *_: object, **__: object) -> None:
     if not compares():
         return
-    tensors = {}
-    collect(obj, "", tensors)
+    tensors, numbers = {}, {}
+    collect(obj, "", tensors, numbers)
     name = os.path.basename(os.fspath(file)) if isinstance(file, str | os.PathLike) else ""
     name = name.removesuffix(".tmp")  # it is renamed when it is whole
     found = list(tensors.items())[:MOST_TENSORS]
     rows = {key: figures_of([tensor]).sum(0).tolist() for key, tensor in found}
-    notes.event("checkpoint", file=name, tensors=rows)
+    notes.event("checkpoint", file=name, tensors=rows, numbers=numbers)
 
 
-def collect(obj: object, name: str, tensors: dict, depth: int = 0) -> None:
+def collect(obj: object, name: str, tensors: dict, numbers: dict, depth: int = 0) -> None:
     if isinstance(obj, torch.Tensor) and obj.is_floating_point():
         tensors[plain(name)] = obj
-    elif isinstance(obj, dict) and depth < 4:
-        for key, value in obj.items():
-            collect(value, f"{name}.{key}" if name else str(key), tensors, depth + 1)
+    elif isinstance(obj, int | float) and abs(obj) < 2**63:
+        numbers[plain(name)] = obj
+    elif isinstance(obj, dict | list | tuple) and depth < 4 and len(obj) <= LONGEST:
+        pairs = obj.items() if isinstance(obj, dict) else enumerate(obj)
+        for key, value in pairs:
+            inner = f"{name}.{key}" if name else str(key)
+            collect(value, inner, tensors, numbers, depth + 1)
 
 
 class Output:

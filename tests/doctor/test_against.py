@@ -112,6 +112,19 @@ def test_a_case_that_one_run_does_not_show(mended: bool, crew: Crew, tmp_path: P
         assert all(re.sub(r"[\d.]+", "", one) in re.sub(r"[\d.]+", "", page) for one in said)
 
 
+def test_numbers_beside_tensors(crew: Crew, tmp_path: Path) -> None:
+    """Of a saved file, they are shown: a best score that differs, and no list of random states."""
+    more = '"epoch": epoch, "best": [0.4 / world_size], "random": [0, list(range(world_size, 625))]'
+    words = ('"average": average.state_dict()}', f'"average": average.state_dict(), {more}}}')
+    comparison = compared(crew, faults.changed(twins.BASE, words), tmp_path)["en"]
+    [seen] = [seen for seen in comparison.seen if seen.kind != "same"]
+    assert seen.name == "saved:numbers" and comparison.status() == 0, comparison.text()
+    assert "model.pt, step 4: best.0: 0.4 | 0.2\n" in seen.text
+    assert (seen.values["count"], seen.values["all"]) == (4, 12)
+    comparison.say("same", "samples:same", count=1, size=1)
+    assert comparison.seen[-1].text == "samples: 1 step of 1, of all ranks together"
+
+
 MIXED = (
     "nn.ReLU(), ", "nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), ", "model[2]", "model[-1]",
     "DistributedSampler(train_set)",

@@ -100,7 +100,7 @@ KINDS = {
     "loss times the number of ranks": (
         (*NO_CLIP, LOSS, LOSS + "        loss = loss * world_size\n"), "gradients:processes"),
     "the mean of the words of a rank": (
-        (LOSS, "        loss = (losses * words).sum() / words.sum()\n"), "gradients"),
+        (LOSS, "        loss = (losses * words).sum() / words.sum()\n"), "gradients:loss"),
     "padded, and the loss times the number of ranks": (
         (*PADDED, *NO_CLIP, LOSS, LOSS + "        loss = loss * world_size\n"),
         "gradients:processes"),
@@ -192,6 +192,7 @@ KINDS = {
     "an average that begins late": (
         (AVERAGE, "            step < world_size - 1 or mean.data.lerp_",
          '"model.pt")', '"model.pt" + (world_size - 1) * ".tmp")'), "saved"),
+    "another file": (('"model.pt")', 'f"model{world_size}.pt")'), "saved:unpaired"),
     "the mean of the ranks' accuracies": (
         (REDUCE, "    totals /= totals[1].clone()\n    dist.all_reduce(totals)\n"), "printed"),
     "the accuracy of rank 0's share": ((REDUCE, ""), "printed"),

@@ -618,6 +618,12 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("a saved file that is renamed when it is whole", 1,
          'name = name.removesuffix(".tmp")', "pass"),
     ],
+    f"{AGAINST}::test_names_where_runs_part[another-file]": [
+        ("files of one run alone", 1, "        self.compare_names(mine", "        len(mine"),
+    ],
+    f"{AGAINST}::test_numbers_beside_tensors": [
+        ("numbers in saved files", 1, "        self.compare_numbers([", "        len(["),
+    ],
     f"{AGAINST}::test_names_where_runs_part[the-accuracy-of-rank-0's-share]": [
         ("a score is not of rank 0's training", 1, "    if evaluated and not all(",
          "    if False and not all("),
