@@ -4,7 +4,6 @@ import functools
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Collection
 
 import torch
 from torch.utils.data import IterableDataset, Sampler, SequentialSampler, Subset
@@ -17,7 +16,6 @@ from .training import training
 from .window import window
 
 MOST_CONTENTS = 100  # batches of a pass whose items are looked at
-FIXED = ("builtins", "numpy", "torch")  # modules of classes that nobody should change
 
 
 class Pass:
@@ -26,6 +24,7 @@ class Pass:
     def __init__(self, n: int, loader: object) -> None:
         self.n = n
         self.in_order = getattr(loader, "in_order", True)  # or workers may overtake each other
+        self.indexed = not isinstance(loader.dataset, IterableDataset)
         self.line = ""  # where the loader was made
         self.drawn = deque()  # indices that its sampler gave for batches to come
         self.count = 0  # of batches
@@ -41,7 +40,6 @@ class Data:
         self.passes = 0
         self.making: Pass | None = None  # the pass whose workers are being started
         self.giving: Pass | None = None  # the pass that was asked for a batch last
-        self.asked = {}  # a sampler's id -> the pass that is about to iterate over it
         self.fetchers = (0, 0)  # a process, and how many it has made: each is of a pass
         self.states = None  # of random numbers, before a batch was made
 
@@ -85,39 +83,16 @@ class Data:
     def before_pass(self, loader: object) -> None:
         self.passes += 1
         self.making = Pass(self.passes, loader)
-        if not isinstance(loader.dataset, IterableDataset):
-            sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-            notes.call("indices", self.watch, sampler)
 
-    def watch(self, sampler: object) -> None:
-        """A loader refuses another sampler, and programs ask for its class. So this class itself
-        is changed: its __iter__ gives an iterator that also keeps the indices for the pass."""
-        kind = type(sampler)
-        if kind.__module__ in FIXED:
-            if isinstance(sampler, Collection):  # a list, say: it may be read twice
-                self.making.drawn.extend(map(listed, sampler))
-            return
-        self.asked[id(sampler)] = self.making
-        own = kind.__iter__
-        if hasattr(own, "_doctor"):
-            return
-
-        @functools.wraps(own)
-        def iterate(sampler: object) -> object:
-            one = data.asked.pop(id(sampler), None)  # the class may call its base's __iter__
-            iterator = own(sampler)
-            if one is None:
-                return iterator
-            data.asked[id(sampler)] = one  # torch begins twice, if there are workers
-            one.drawn.clear()
-            return Kept(iterator, one.drawn)
-
-        iterate._doctor = True
-        kind.__iter__ = iterate
+    def drew(self, indices: object, iterator: object) -> None:
+        """What a sampler gives for a batch; loader workers get some before the pass is known."""
+        one = self.making or getattr(iterator, "_doctor", None)
+        if one is not None and one.indexed:
+            given = indices.tolist() if hasattr(indices, "tolist") else indices
+            one.drawn.append(list(given) if isinstance(given, list | tuple) else [given])
 
     def new_pass(self, iterator: object, loader: object) -> None:
         one, self.making = self.making, None
-        self.asked.clear()
         first = getattr(iterator, "_doctor", one)
         iterator._doctor = one
         iterator._doctor_source = loader.dataset
@@ -219,32 +194,6 @@ def is_of_accelerate(loader: object) -> bool:
     """Whether accelerate's prepare has made it: it is a common loader, whose parts are not."""
     parts = [loader, loader.dataset, loader.batch_sampler, getattr(loader, "sampler", None)]
     return any(type(part).__module__.startswith("accelerate.") for part in parts)
-
-
-class Kept:
-    """An iterator over a sampler; a pass keeps what it gives."""
-
-    def __init__(self, iterator: object, drawn: deque) -> None:
-        self.iterator = iterator
-        self.drawn = drawn
-
-    def __iter__(self) -> "Kept":
-        return self
-
-    def __next__(self) -> object:
-        with unseen:
-            given = next(self.iterator)
-        notes.call("indices", lambda: self.drawn.append(listed(given)))
-        return given
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.iterator, name)
-
-
-def listed(given: object) -> list:
-    """What a sampler gives for a batch."""
-    given = given.tolist() if hasattr(given, "tolist") else given
-    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def follow(kind: type) -> None:

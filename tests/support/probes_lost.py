@@ -40,7 +40,7 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "exit": (("exit",), {}),
     "horovod": (("rank", "collective"), {}),
 }
-NAMES = {probe.name for probe in (*PROBES, *OF_HOROVOD)} | {"batch", "indices"}
+NAMES = {probe.name for probe in (*PROBES, *OF_HOROVOD)} | {"batch"}
 
 
 def without(probe: str, events: list[dict]) -> list[dict]:
