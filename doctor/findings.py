@@ -14,11 +14,10 @@ TRAINING = "pass batch backward gradients step"
 @dataclass
 class Kind:
     """name: what follows a colon tells kinds of a finding apart; one that has no Kind of its own
-    is as the finding. page: the heading that explains it."""
+    is as the finding."""
 
     name: str
     severity: str
-    page: str
     needs: set[str]  # probes
     alone: bool  # one rank can show it
 
@@ -37,9 +36,9 @@ KINDS: dict[str, Kind] = {}
 CHECKS: list[Check] = []
 
 
-def finds(name: str, severity: str, page: str, needs: str = "", alone: bool = False) -> Callable:
+def finds(name: str, severity: str, needs: str = "", alone: bool = False) -> Callable:
     def decorate(function: Callable) -> Callable:
-        kind = Kind(name, severity, page, ALWAYS | set(needs.split()), alone)
+        kind = Kind(name, severity, ALWAYS | set(needs.split()), alone)
         function.finds = [kind, *getattr(function, "finds", [])]
         return function
 

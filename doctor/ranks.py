@@ -48,11 +48,14 @@ class Pass:
         return len(set(keys)) < len(keys)
 
     def keys(self) -> list:
+        return [key for batch in self.batches for key in self.keys_of(batch)]
+
+    def keys_of(self, batch: dict) -> list:
         """What tells samples apart: indices, or what an IterableDataset has made."""
         if not self.loader["iterable"]:
-            return self.column("indices")
-        items = self.column("items")
-        targets = self.column("targets") or [None] * len(items)
+            return batch.get("indices") or []
+        items = batch.get("items") or []
+        targets = batch.get("targets") or [None] * len(items)
         return list(zip(targets, items, strict=False))
 
     def column(self, name: str) -> list:

@@ -51,7 +51,6 @@ class Finding:
     line: int | None
     seen: str
     advice: str
-    page: str
     name: str  # the id, and behind a colon its kind
     values: dict  # what the words are filled with
 
@@ -83,16 +82,14 @@ class Report:
         if self.has(which) or which in self.blocked or which in self.taken_out:
             return
         seen, advice, *_ = [*self.words[name], *self.words[which][1:]]
-        kind = kind_of(name)
-        severity, page = kind.severity, kind.page
+        severity = kind_of(name).severity
         if which in self.allowed:
             advice = self.say("allowed")
         if mild or self.mild or which in self.allowed:
             severity = NOTE
         file, line = at or (None, None)
         text = seen.format(**values)
-        page = f"docs/{self.language}/{page}"
-        self.findings.append(Finding(which, severity, file, line, text, advice, page, name, values))
+        self.findings.append(Finding(which, severity, file, line, text, advice, name, values))
 
     def say(self, name: str, **values: object) -> str:
         return self.words[name][0].format(**values)

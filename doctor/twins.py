@@ -142,7 +142,7 @@ class Samples:
         """Of step n: key, target, a number for the rest of each sample, and its shape."""
         found = []
         for one, batch in (row for rows in self.batches(n, ahead) for row in rows):
-            keys = keys_of(one, batch)
+            keys = one.keys_of(batch)
             columns = [batch.get(name) or [] for name in ("targets", "items")]
             columns = [c if len(c) == len(keys) else [0] * len(keys) for c in columns]
             shapes = [str(batch.get("shape"))] * len(keys)
@@ -151,7 +151,10 @@ class Samples:
 
     def shares(self, n: int) -> list[int]:
         """How many samples of step n each rank has."""
-        return [sum(len(keys_of(*row)) for row in rows) for rows in self.batches(n, self.ahead())]
+        return [
+            sum(len(one.keys_of(batch)) for one, batch in rows)
+            for rows in self.batches(n, self.ahead())
+        ]
 
     def repeats(self, n: int) -> int:
         """How many samples come again in the passes of step n."""
@@ -164,15 +167,6 @@ def keyed(one: Pass) -> bool:
     """Whether it is known which samples are in its batches."""
     ordered = all("items" in batch for batch in one.batches[:1])  # or workers overtake each other
     return ordered and not one.unseen() and not (one.loader["iterable"] and not one.column("items"))
-
-
-def keys_of(one: Pass, batch: dict) -> list:
-    """What tells the samples of a batch apart; of a stream, what they hold."""
-    if not one.loader["iterable"]:
-        return batch.get("indices") or []
-    items = batch.get("items") or []
-    targets = batch.get("targets") or [None] * len(items)
-    return list(zip(targets, items, strict=False))
 
 
 def draws(run: Run) -> bool:

@@ -15,13 +15,11 @@ RENUMBERED = 10  # samples with other targets: so many, and it is no chance
 
 
 @check(between=True)
-@finds("same_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives forward")
-@finds("same_samples:exchange", NOTE, "convert.md#step-3")
-@finds("same_samples:drawn", WRONG, "recipes.md#weighted")
-@finds("same_samples:stream", WRONG, "recipes.md#records")
-@finds("overlapping_samples", WRONG, "convert.md#step-3", f"{NEEDS} collectives forward")
-@finds("same_order", WRONG, "convert.md#step-5", NEEDS, alone=True)
-@finds("unequal_targets", WRONG, "convert.md#step-3", NEEDS)
+@finds("same_samples", WRONG, f"{NEEDS} collectives forward")
+@finds("same_samples:exchange", NOTE)
+@finds("overlapping_samples", WRONG, f"{NEEDS} collectives forward")
+@finds("same_order", WRONG, NEEDS, alone=True)
+@finds("unequal_targets", WRONG, NEEDS)
 def check_samples(ranks: list[Rank], report: Report) -> str | None:
     """Do ranks share training samples? Is an epoch's order that of the one before?"""
     trained = [rank.training() for rank in ranks]

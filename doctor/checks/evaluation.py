@@ -13,9 +13,9 @@ NEEDS = f"{TRAINING} indices collectives files save"
 
 
 @check(between=True)
-@finds("wrong_evaluation", WRONG, "convert.md#step-6", NEEDS, alone=True)
-@finds("wrong_evaluation:flag", NOTE, "convert.md#step-6")
-@finds("wrong_evaluation:everyone", WASTED, "convert.md#step-6")
+@finds("wrong_evaluation", WRONG, NEEDS, alone=True)
+@finds("wrong_evaluation:flag", NOTE)
+@finds("wrong_evaluation:everyone", WASTED)
 def check_evaluation(ranks: list[Rank], report: Report) -> str | None:
     """Is each sample evaluated once, and is the sum of all ranks reported?"""
     if not report.all_ranks:
@@ -136,8 +136,8 @@ def added(passes: list[Pass]) -> dict[tuple, float]:
 
 
 @check(between=True, unless="unequal_steps")
-@finds("unequal_buffers", WRONG, "recipes.md#batchnorm", f"{TRAINING} collectives")
-@finds("unequal_buffers:statistics", NOTE, "recipes.md#batchnorm")
+@finds("unequal_buffers", WRONG, f"{TRAINING} collectives")
+@finds("unequal_buffers:statistics", NOTE)
 def check_buffers(ranks: list[Rank], report: Report) -> str | None:
     """Are BatchNorm's statistics equal where ranks evaluate?"""
     if report.teams.together:

@@ -9,8 +9,8 @@ from ..report import Report, listed
 
 
 @check()
-@finds("shared_file", WRONG, "convert.md#step-7", "files save", alone=True)
-@finds("wrapped_keys", WRONG, "recipes.md#resume", "save load", alone=True)
+@finds("shared_file", WRONG, "files save", alone=True)
+@finds("wrapped_keys", WRONG, "save load", alone=True)
 def check_files(ranks: list[Rank], report: Report) -> None:
     """Is a file written by several ranks?"""
     writers = defaultdict(dict)

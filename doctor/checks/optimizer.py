@@ -8,11 +8,10 @@ from ..report import Report
 
 
 @check()
-@finds("untrained", WRONG, "convert.md#step-4", "gradients step", alone=True)
-@finds("lost_gradient", WRONG, "convert.md#step-4", "lost collectives gradients")
-@finds("clipped", WRONG, "convert.md#step-4", "clip scale unscale collectives step", alone=True)
-@finds("no_sync", WASTED, "convert.md#step-4", f"{TRAINING} wrap no_sync", alone=True)
-@finds("no_sync:never", WASTED, "recipes.md#accumulation")
+@finds("untrained", WRONG, "gradients step", alone=True)
+@finds("lost_gradient", WRONG, "lost collectives gradients")
+@finds("clipped", WRONG, "clip scale unscale collectives step", alone=True)
+@finds("no_sync", WASTED, f"{TRAINING} wrap no_sync", alone=True)
 def check_learning(ranks: list[Rank], report: Report) -> str | None:
     """Does each optimizer change the model, and are gradients lost or clipped wrongly?"""
     for rank in ranks:
@@ -65,7 +64,7 @@ def check_optimizer(rank: Rank, steps: list[dict], report: Report) -> None:
 
 
 @check()
-@finds("schedule", WRONG, "concepts.md#learning-rate", "scheduler step exit", alone=True)
+@finds("schedule", WRONG, "scheduler step exit", alone=True)
 def check_schedule(ranks: list[Rank], report: Report) -> str | None:
     """Does the learning rate follow the length of the run?"""
     rank = ranks[0]

@@ -8,9 +8,7 @@ from ..report import Report
 
 
 @check(between=True)
-@finds(
-    "equal_randomness", WASTED, "recipes.md#random", f"{TRAINING} items stream worker collectives"
-)
+@finds("equal_randomness", WASTED, f"{TRAINING} items stream worker collectives")
 def check_randomness(ranks: list[Rank], report: Report) -> str | None:
     """Do ranks draw the same random numbers, and does anything draw?"""
     trained = [rank.trained() for rank in ranks]

@@ -6,8 +6,8 @@ from ..report import Report
 
 
 @check(between=True)
-@finds("unequal_steps", HANG, "troubleshooting.md#hang-causes", f"{TRAINING} join exit")
-@finds("unequal_steps:skipped", WRONG, "troubleshooting.md#hang-causes")
+@finds("unequal_steps", HANG, f"{TRAINING} join exit")
+@finds("unequal_steps:skipped", WRONG)
 def check_steps(ranks: list[Rank], report: Report) -> str | None:
     """Do all ranks make as many steps in an epoch, and as many epochs?"""
     if any(rank.events["join"] for rank in ranks):
@@ -40,7 +40,7 @@ def check_steps(ranks: list[Rank], report: Report) -> str | None:
 
 
 @check()
-@finds("empty_epoch", WRONG, "recipes.md#resume", TRAINING, alone=True)
+@finds("empty_epoch", WRONG, TRAINING, alone=True)
 def check_empty(ranks: list[Rank], report: Report) -> str | None:
     """Has a loader of training that should have batches given none in an epoch?"""
     trained = [{one.loader["id"] for one in rank.trained()} for rank in ranks]
