@@ -74,6 +74,8 @@ class Window:
         # A pass that was fetched as a whole, and is learned from now. Without gradients it may have
         # been a first look at the validation set, before a backward pass that only counts FLOPs.
         whole = [one for one in given if one.learns or not one.ended]
+        if not whole:
+            return self.chosen  # a later batch of a pass that was fetched as a whole before
         known = [one for one in whole if one.line in self.lines]
         return (known if self.lines else [one for one in whole if one.by_grad])[-1:]
 

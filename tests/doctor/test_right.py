@@ -37,6 +37,13 @@ VARIANTS = {
         "resume_in_epoch",
         "super().__len__() - self.start", "super().__len__()", "stop_after=11", "stop_after=8",
     ),
+    # All batches of an epoch are fetched before its first step.
+    "prefetched_epoch": (
+        "prefetch_thread",
+        "depth=3", "depth=99",
+        "threading.Thread(target=self.fill, args=(batches,), daemon=True).start()",
+        "self.fill(batches)",
+    ),
     # DDP around it, over the data-parallel group, in which each rank is alone.
     "group_of_one": ("context_parallel", "model = Model(cp_groups[dp_rank])\n", GROUP_OF_ONE),
     # Workers of an endless pass ask for the next order before set_epoch is called.
@@ -138,6 +145,8 @@ CHECKED = {
     "infinite_loader": ("same_order", "overlapping_samples"),
     # The number of an optimizer that is gone is given to no other: its rate may be another one.
     "inner_loop": ("schedule", ""),
+    # Its second step has learned from a batch that came before the first one.
+    "prefetched_epoch": ("equal_randomness", ""),
     # No backward pass that comes before training trains on the validation set.
     "sanity_check": ("wrong_evaluation", ""),
     # Who has joined calls other collectives than the rest, or the same ones from elsewhere.
