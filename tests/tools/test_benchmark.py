@@ -60,7 +60,12 @@ def test_ratios_are_taken_within_a_round() -> None:
         ("cpu-2-cores", "02", "reference", "training"),
         ("cpu-2-cores", "03 spawned", "03", "validation"),
         ("gpu-h200/speed", "02", "reference", "training"),
-        ("gpu-h200/speed-bf16", "02 --bf16 --compile --synthetic", "02 --bf16 --synthetic", "training"),
+        (
+            "gpu-h200/speed-bf16",
+            "02 --bf16 --compile --synthetic",
+            "02 --bf16 --synthetic",
+            "training",
+        ),
     ],
 )
 def test_the_pages_say_what_the_results_hold(name: str, one: str, other: str, figure: str) -> None:
