@@ -54,16 +54,18 @@ def ten_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def evaluate_alone(chapter: str, argv: list, crew: Crew, script: Path) -> None:
-    """--evaluate in one process: a warm one on the CPU; where training had GPUs, on one of them."""
+def go_on(chapter: str, argv: list, processes: int, crew: Crew, script: Path) -> None:
+    """Another start with that run: by its launcher on GPUs; on CPUs in warm processes, as the
+    launcher has shown there what only a launch can."""
+    words = [str(word) for word in argv]
     if torch.cuda.is_available():
-        one_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        env = EXACT | {"CUDA_VISIBLE_DEVICES": one_gpu}
-        evaluated = run(command_for(chapter, argv, 1, script), script.parent, env=env)
-        assert evaluated.returncode == 0, evaluated.output
-    else:
-        words = [str(word) for word in argv]
-        (answer,) = crew.run(call_main, chapter, words, world_size=1)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+        one_gpu = {"CUDA_VISIBLE_DEVICES": visible.split(",")[0]} if processes == 1 else {}
+        command = command_for(chapter, words, processes, script)
+        done = run(command, script.parent, env=EXACT | one_gpu)
+        assert done.returncode == 0, done.output
+        return
+    for answer in crew.run(call_main, chapter, words, world_size=processes):
         assert answer["exit"] is None, answer
 
 
@@ -71,9 +73,9 @@ def evaluate_alone(chapter: str, argv: list, crew: Crew, script: Path) -> None:
 def test_trains_resumes_and_evaluates(
     chapter: str, tmp_path: Path, ten_classes: Path, crew: Crew
 ) -> None:
-    """Two epochs on generated images, a third by --resume on JPEG files through loader workers:
-    steps, a falling loss, all images evaluated, one log, the checkpoint's keys. Then the saved
-    model gives the numbers of the log when one process evaluates it again."""
+    """Two epochs on generated images through loader workers, launched; a third by --resume on JPEG
+    files: steps, a falling loss, all images evaluated, one log, the checkpoint's keys. Then the
+    saved model gives the numbers of the log when one process evaluates it again."""
     if chapter == HOROVOD and torch.cuda.is_available():
         hvd = pytest.importorskip("horovod.torch")
         if not hvd.nccl_built():
@@ -83,7 +85,7 @@ def test_trains_resumes_and_evaluates(
     shutil.copy(ROOT / chapter / "main.py", script)
     images = 20 * BATCH + 3  # the last 3 of an epoch fill no batch
     argv = ["--synthetic", images, *SIZE, "--batch-size", BATCH, "--print-freq", 8, "--seed", 3]
-    argv += ["--epochs", 2, "--workers", 0]
+    argv += ["--epochs", 2, "--workers", 1]
     first = run(command_for(chapter, argv, WORLD_SIZE, script), script.parent, env=STRICT)
     assert first.returncode == 0, first.output
     assert not [line for line in first.lines("DeprecationWarning") if "/torch" in line]
@@ -117,10 +119,10 @@ def test_trains_resumes_and_evaluates(
     assert state["model_name"] == f"{SIZE[1]} with 10 classes"
     assert not list(run_dir.glob("*.tmp"))
 
-    again = ["--data", ten_classes, *argv[2:], "--epochs", 3, "--workers", 1, "--resume"]
-    again += AS_OTHERS.get(chapter, [])
-    second = run(command_for(chapter, again, WORLD_SIZE, script), script.parent, env=EXACT)
-    assert second.returncode == 0, second.output
+    again = ["--data", ten_classes, *argv[2:], "--epochs", 3, "--resume"]
+    again += ["--output-dir", run_dir, *AS_OTHERS.get(chapter, [])]
+    ranks = 1 if chapter == "01_dataparallel" and not torch.cuda.is_available() else WORLD_SIZE
+    go_on(chapter, again, ranks, crew, script)
     assert rows(run_dir, "start")[1]["epoch"] == 2
     assert [row["images"] for row in rows(run_dir, "eval")] == [images // 4, images // 4, 19]
     assert [row["step"] for row in rows(run_dir, "train")[6:]] == [2]
@@ -129,7 +131,7 @@ def test_trains_resumes_and_evaluates(
     path = run_dir / "checkpoint.pt"
     alone = ["--data", ten_classes, *SIZE, "--evaluate", "--resume", path, "--batch-size", 4]
     alone += ["--workers", 0, "--output-dir", run_dir, *AS_OTHERS.get(chapter, [])]
-    evaluate_alone(chapter, alone, crew, script)
+    go_on(chapter, alone, 1, crew, script)
     (result,) = rows(run_dir, "eval", "evaluate.jsonl")
     logged = rows(run_dir, "eval")[-1]
     exact = ("acc1", "acc5", "images")
