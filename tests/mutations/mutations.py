@@ -36,7 +36,6 @@ KINDS = "tests/doctor/test_right.py"
 AGAINST = "tests/doctor/test_against.py"
 CASES = "tests/doctor/test_cases.py::test_case"
 GPU_CHECK = "tests/tools/test_gpu_check.py"
-CARRY = "tests/tools/test_carry.py"
 RECIPES = "tests/handbook/test_recipes.py"
 # By the test that notices them: what is lost, in how many files at least, and the patch.
 # fmt: off
@@ -907,14 +906,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{RECIPES}::test_complete_goes_on": [
         ("the EMA in a checkpoint", 1, 'save("latest.pt", epoch + 1, parts)',
          'save("latest.pt", epoch + 1, parts | {"ema": make_ema(model, decay=0.9)})'),
-    ],
-    f"{CARRY}::test_a_change_arrives_in_every_file": [
-        ("a merge without a conflict that 05 cannot have", 1,
-         "re.search(cannot_have, line)", "False"),
-    ],
-    f"{CARRY}::test_a_conflict_is_solved_before_the_next_change": [
-        ("conflicts are listed", 1, 'found.append(f"{place}: conflict")', "pass"),
-        ("a conflict is solved first", 1, "    if begun:", "    if False:"),
     ],
     f"{GPU_CHECK}::test_what_becomes_of_a_part": [
         ("gpu_check sees what is left behind", 1, "        if left:", "        if False:"),

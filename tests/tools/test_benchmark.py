@@ -1,17 +1,16 @@
-"""The benchmark: its arithmetic, its baseline, what it writes, that it leaves no process."""
+"""The benchmark: its arithmetic, its baseline, and what pages say of its results. (What ends its
+processes is of gpu_check.py, too: test_gpu_check.py.)"""
 
 import json
 import shutil
 import statistics
 import sys
 import tempfile
-from argparse import Namespace
 from pathlib import Path
 from unittest import mock
 
 import allreduce
 import benchmark
-import processes
 import pytest
 import reference
 import run_log
@@ -19,18 +18,12 @@ import table
 import torch
 import torchvision
 from crew import Crew
-from harness import PATIENCE, ROOT, TOOLS, left_behind, run
+from harness import PATIENCE, ROOT, TOOLS, run
 from with_tiny_model import TinyModel
 
 TINY = ["--steps", "2", "--image-size", "32", "--batch-size-per-rank", "4", "--rounds", "1"]
 # torchvision 0.29 announces that decode_image will move to TorchCodec; the chapters use it.
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
-
-
-def test_works_take_turns() -> None:
-    rows = list(benchmark.in_rounds({name: dict for name in "abc"}, 4))
-    assert "".join(row["variant"] for row in rows) == "abcbcacababc"
-    assert [row["round"] for row in rows] == [n for n in range(4) for _ in "abc"]
 
 
 def test_ratios_are_taken_within_a_round() -> None:
@@ -81,49 +74,12 @@ def test_the_pages_say_what_the_results_hold(name: str, one: str, other: str, fi
         assert any(all(number in line for number in numbers) for line in lines), numbers
 
 
-def test_a_log_tells_rates_without_the_start() -> None:
-    """Ten steps of 32 images in 10 s, after 5 s in which nothing was trained."""
-    first, last = ({"images_per_second": rate, "step": step, "time": time} for rate, step, time in (
-        (21.3, 10, 1015), (32.0, 20, 1025)))  # fmt: skip
-    validated = {"time": 1030, "images": 100}
-    log = run_log.Run(Path("log"), [{"args": {"batch_size": 32}}], [first, last], [validated])
-    assert list(benchmark.measures(log, begun=1000.0).values()) == [32, 20, 5]
-
-
 def test_no_result_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "result.json").write_text("{}")
     with pytest.raises(SystemExit):
         benchmark.main(["--out", str(tmp_path / "result.json")])
     assert "result.json is there: give another --out" in capsys.readouterr().err
     assert (tmp_path / "result.json").read_text() == "{}"
-
-
-def test_why_a_run_failed_and_no_process_is_left(tmp_path: Path) -> None:
-    lost = "import os, time\nif os.fork(): time.sleep(300)\nos.setsid()\ntime.sleep(300)"
-    bad = "print('first'); raise SystemExit('02_distributed: error: no such thing')"
-    for code, timeout, why in (
-        ("print()", 300, None),
-        (lost, 5, "no end within 5 s"),
-        (bad, 300, "status 1: 02_distributed: error: no such thing"),
-    ):
-        words = [sys.executable, "-c", code]
-        assert processes.run_bounded(words, {}, timeout, tmp_path / "log.txt") == why
-    assert not left_behind()
-
-
-def test_our_pictures_are_those_of_pil(tmp_path: Path) -> None:
-    """With the same crops and flips: by one grey level at most do they differ."""
-    works = benchmark.input_pipeline(Namespace(image_size=224), tmp_path)
-    theirs, ours = (work.args[0]["500x375"] for work in works.values())
-    assert len(ours) == 200
-    crop, flip, *_ = theirs.transform.transforms
-    for index in range(8):
-        torch.manual_seed(index)  # both draw crop and flip in the same order from this stream
-        picture = flip(crop(theirs.loader(theirs.samples[index][0])))
-        torch.manual_seed(index)
-        expected = torchvision.transforms.functional.pil_to_tensor(picture)
-        assert (ours[index][0].int() - expected.int()).abs().max() <= 1
-    assert all(rate > 0 for work in works.values() for rate in work().values())
 
 
 def one_rank(folder: Path) -> list:
@@ -162,12 +118,6 @@ def run_tool(argv: list[str], folder: Path, timeout: float = PATIENCE) -> tuple[
     for row in found["runs"]["training"]:
         assert all(value > 0 for name, value in row.items() if name not in ("round", "variant"))
     return found, result.stdout
-
-
-def test_a_whole_run_writes_its_result_and_leaves_nothing(tmp_path: Path) -> None:
-    alone = ["--variants", "reference --synthetic", "--processes", "1", "--workers", "0"]
-    found, said = run_tool(alone, tmp_path)
-    assert [*found["runs"]] == ["training"] and "| `reference --synthetic` | " in said
 
 
 @pytest.mark.proof

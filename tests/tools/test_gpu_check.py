@@ -69,31 +69,6 @@ def test_what_becomes_of_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "this is the error" in (tmp_path / "gpu.md").read_text()
 
 
-def test_smoke_tests_become_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the exit status: whatever pytest says of them is shown, and not kept."""
-    file, words = tmp_path / "test_some.py", ["tests/chapters"]
-    file.write_text(
-        "import pytest\n"
-        "@pytest.mark.smoke\ndef test_a(): pass\n"
-        "@pytest.mark.smoke\ndef test_b(): assert 1 == 2\n"
-        "@pytest.mark.smoke\ndef test_c(): pytest.skip('no')\n"
-    )
-    own = gpu_check.Kit.run
-
-    def run_these(kit: gpu_check.Kit, command: list, *args: object, **kwargs: object) -> str:
-        assert command[-1:] == words
-        return own(kit, [*command[:-1], file, "-c", ROOT / "pyproject.toml"], *args, **kwargs)
-
-    monkeypatch.setattr(gpu_check.Kit, "run", run_these)
-    kit = gpu_check.Kit("cpu", tmp_path)
-    with pytest.raises(gpu_check.Failed, match="^1 failed, 1 passed, 1 skipped, status 1$"):
-        gpu_check.smoke_tests(kit)
-    assert not kit.output
-    monkeypatch.setattr(gpu_check, "find_spec", lambda name: None)
-    with pytest.raises(gpu_check.NotHere, match="pip install pytest"):
-        gpu_check.smoke_tests(kit)
-
-
 def test_an_impatient_ctrl_c_leaves_whole_files_and_no_process(tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start([sys.executable, TOOL, "--device", "cpu", "--out", out], tmp_path)
@@ -110,18 +85,6 @@ def test_an_impatient_ctrl_c_leaves_whole_files_and_no_process(tmp_path: Path) -
     assert result.returncode == 130 and "Traceback" not in result.output
     said = {name: row["status"] for name, row in results(out).items()}
     assert said == {"machine": "ok", "smoke tests": "cut off"}
-
-
-def test_no_gpu(tmp_path: Path) -> None:
-    """It does not go on with CPUs by itself. The machine's table says what to do."""
-    out, env = tmp_path / "out", {"CUDA_VISIBLE_DEVICES": ""}
-    result = run([sys.executable, TOOL, "--out", out], tmp_path, env=env)
-    assert (result.returncode, result.stdout) == (1, "") and not out.exists()
-    assert result.stderr == "error: torch sees no GPU: try --machine, or --device cpu\n"
-    result = run([sys.executable, TOOL, "--out", out, "--machine"], tmp_path, env=env)
-    assert result.returncode == 1 and list(results(out)) == ["machine"]
-    assert result.lines("| GPUs | none | type nvidia-smi"), result.output
-    assert result.lines("FAILED    machine: to put right: ")
 
 
 def test_machines_with_gpus(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib", reason="needs requirements-dev.txt")
 
 import plot
 from harness import TOOLS, run
-from run_log import RunLogError, read_run
+from run_log import read_run
 
 Row = dict[str, Any]
 
@@ -117,42 +117,7 @@ def test_what_a_killed_run_left_before_a_start_is_skipped(tmp_path: Path, left_b
     assert (seen.eval, seen.starts) == ([evaluation(4)], [start(0), start(4)])
 
 
-@pytest.mark.parametrize(
-    ("rows", "says"),
-    [
-        ([start(), train(1), HALF + "\n", train(9)], "line 3: no event of a run"),
-        ([""], "no start event yet"),
-        ([train(1)], "train before any start"),
-    ],
-)
-def test_what_is_no_log_is_refused(tmp_path: Path, rows: list[Row | str], says: str) -> None:
-    with pytest.raises(RunLogError, match=says):
-        read_run(write(tmp_path / "run", *rows))
-
-
 # ---- the picture ----
-
-
-def curves(*folders: Path) -> list[tuple[str, list[float], list[float]]]:
-    """Of the loss each curve's colour, places in epochs, and values."""
-    figure = plot.draw([read_run(folder) for folder in folders], [f.name for f in folders])
-    drawn = figure.axes[0].lines
-    return [(line.get_color(), list(line.get_xdata()), list(line.get_ydata())) for line in drawn]
-
-
-def test_the_curves_are_the_rows(tmp_path: Path) -> None:
-    """Less what is no number."""
-    blue, red, green = plot.COLORS[:3]
-    rows = [*rows_to(8), train(9) | {"loss": None}, train(10) | {"loss": float("nan")}]
-    one = write(tmp_path / "one", start(), *rows, train(11))
-    steps = [*range(1, 9), 11]
-    assert curves(one) == [
-        (blue, [step / STEPS for step in steps], [train(step)["loss"] for step in steps]),
-        (red, [1, 2], [evaluation(step)["loss"] for step in (4, 8)]),
-    ]
-    two = write(tmp_path / "two", start(), *map(train, (4, 8, 9, 12)))
-    assert curves(two)[0][1] == [1, 2, 2.25, 3]
-    assert [line[0] for line in curves(one, two, one)] == [blue, blue, red, red, green, green]
 
 
 def test_every_number_has_a_panel(tmp_path: Path) -> None:

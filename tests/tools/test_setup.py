@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import TextIO
@@ -170,18 +169,6 @@ def test_what_a_machine_cannot_have(machine: Machine, lacks: str) -> None:
         "Slurm", "shellcheck", "Chromium", "Horovod",
     ]  # fmt: skip
     assert "again" not in result.stderr and machine.stamp.exists()
-
-
-def test_horovod_without_a_network(tmp_path: Path) -> None:
-    """What prepare.sh knows it by."""
-    for tool in ("g++", "cmake", "make"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"needs a compiler: apt-get install {tool}")
-    env = {"PYTHON": sys.executable, "XDG_CACHE_HOME": str(tmp_path)}
-    env |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
-    result = run(["bash", ROOT / "05_horovod/install.sh", "--cpu"], tmp_path, env=env)
-    assert result.returncode == 75, result.output
-    assert "error: the source of Horovod was not fetched" in result.stderr, result.output
 
 
 # ---------------------------------------------------------------------------------- the Makefile

@@ -44,17 +44,6 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
     assert snapshot(tmp_path) == {"mine/note.txt": b"keep me"}
 
 
-def test_a_worker_that_cannot_write_ends_the_run_in_one_line(tmp_path: Path) -> None:
-    """No file may grow beyond 1,000 bytes: like a full disk, seen by a worker."""
-    flags = "--classes 2 --per-class 10 --size 200 --workers 2"
-    limited = ["bash", "-c", f'ulimit -f 1; exec "$@" {flags}', "bash", *COMMAND, "toy"]
-    result = run(limited, tmp_path)
-    assert result.returncode == 1, result.output
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("toy_imagenet: toy was not made: ") and "File too large" in line
-    assert not any(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(("end", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)])
 def test_an_ended_run_leaves_nothing(tmp_path: Path, end: Callable, number: int) -> None:
     """Ctrl-C, which reaches the whole group; a kill of the parent alone."""
