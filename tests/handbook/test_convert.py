@@ -15,10 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from crew import Crew
-from harness import ROOT, free_port, run, run_short
+from harness import ROOT, free_port
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import RandomSampler
+from warm import run_warm
 
 EXAMPLES = ROOT / "docs/examples/convert"
 SINGLE = (EXAMPLES / "single.py").read_text()
@@ -143,11 +144,11 @@ def test_without_a_launcher(tmp_path: Path) -> None:
     """What a plain python says of multi.py, and that with the page's lines it trains alone."""
     script = tmp_path / "multi.py"
     script.write_text(MULTI)
-    failed = run([sys.executable, script, "--epochs", "1"], tmp_path)
+    _, _, (error,) = run_warm([script, "--epochs", "1"], tmp_path, cwd=tmp_path)
     page = (ROOT / "docs/en/convert.md").read_text()
     said = "environment variable RANK expected, but not set"
-    assert said in failed.stderr and said in page
+    assert said in error and said in page
     lines = re.search(r"^alone = .*?(?=```)", page, re.M | re.S)[0]
     lines = without(lines, ("29500", str(free_port())))
     script.write_text(without(MULTI, ("def main() -> None:\n", f"{lines}\ndef main() -> None:\n")))
-    assert run_short([sys.executable, script, "--epochs", "1"], tmp_path).returncode == 0
+    assert run_warm([script, "--epochs", "1"], tmp_path, cwd=tmp_path)[0] == [0]

@@ -20,10 +20,10 @@ ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": ""}  # as the pages sa
 PAGES = sorted(ROOT.glob("docs/??/handbook/*.md"))
 # What torchrun tells its processes: only torchrun can.
 ASKS_TORCHRUN = "elastic_env"
-# And these start torchrun, or Pythons by mp.spawn, again and again.
-ONLY_LAUNCHED = {ASKS_TORCHRUN, "elastic_logs", "elastic_nodes", "elastic_resume",
-                 "elastic_signals", "group_init_errors", "group_init_methods",
-                 "hand_processes"}  # fmt: skip
+# These start torchrun, or Pythons by mp.spawn, again and again, or wait for a timeout: 5 to 15 s.
+ONLY_LAUNCHED = {ASKS_TORCHRUN, "coll_monitored_barrier", "elastic_logs", "elastic_nodes",
+                 "elastic_resume", "elastic_signals", "group_init_errors", "group_init_methods",
+                 "group_new_group_missing", "group_timeout", "hand_processes"}  # fmt: skip
 
 
 def words_of(example: Path) -> list[str]:

@@ -22,15 +22,12 @@ import torch
 import torch.distributed as dist
 from crew import Crew
 from harness import ROOT, assert_same
-from PIL import Image
 from test_convert import EXAMPLES, play, without
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
-from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.utils.data import DataLoader, WeightedRandomSampler
-from torchvision.io import decode_image
 from torchvision.transforms import v2
 
 RECIPES = (EXAMPLES / "recipes.py").read_text()
@@ -295,33 +292,6 @@ def one_cycle(recipes: Any) -> None:
     assert optimizer.param_groups[0]["lr"] < 1e-5
 
 
-def resumed_rates(kind: type, length: str, first: int, then: int) -> list[float]:
-    """Of the epochs (or steps) after the first ones, with the state of a schedule for so many in
-    one that is made for all."""
-    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.002)
-    options = {"max_lr": 0.002} if kind is OneCycleLR else {}
-    saved = kind(optimizer, **options, **{length: first})
-    for _ in range(first):
-        optimizer.step()
-        saved.step()
-    rates, state = [], (optimizer.state_dict(), saved.state_dict())
-    scheduler = kind(optimizer, **options, **{length: first + then})
-    optimizer.load_state_dict(state[0])
-    scheduler.load_state_dict(state[1])
-    for _ in range(then):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    return rates
-
-
-def test_a_schedule_keeps_its_length() -> None:
-    """Resumed for more epochs, the cosine climbs back, and one cycle ends in an error."""
-    assert resumed_rates(CosineAnnealingLR, "T_max", 2, 3) == pytest.approx([0, 0.001, 0.002])
-    with pytest.raises(ValueError, match="Tried to step 3 times"):
-        resumed_rates(OneCycleLR, "total_steps", 2, 2)
-
-
 @needs(("dist.all_reduce(sums)", "pass"))
 def plateau_and_best(recipes: Any) -> None:
     """The mean loss and the epochs without a better one, while rank 0 alone becomes better."""
@@ -421,34 +391,6 @@ def skipped_steps(recipes: Any) -> None:
         loss.backward()
         optimizer.step()
     assert torch.equal(*both(flat(model))) and flat(model).isfinite().all()
-
-
-def fp16() -> str:
-    """How far each of three steps goes, and with which scale; in the second, rank 1 overflows."""
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = nn.Linear(4, 1)
-    ddp_model, optimizer = DistributedDataParallel(model), SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    torch.manual_seed(dist.get_rank())
-    moved, scales = [], []
-    for step in range(3):
-        start = flat(model)
-        loss = ddp_model(torch.randn(5, 4)).square().mean()
-        if step == 1 and dist.get_rank() == 1:
-            loss = loss * float("inf")
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        moved.append(bool((flat(model) != start).any()))
-        scales.append(scaler.get_scale())
-    return f"{moved} {scales} {torch.equal(*both(flat(model)))}"
-
-
-def test_scalers_skip_together(crew: Crew) -> None:
-    """The infinite gradient is in the average, so all ranks skip the step."""
-    assert crew.run(fp16, world_size=2) == ["[True, False, True] [1024.0, 512.0, 512.0] True"] * 2
 
 
 @needs(("dist.all_reduce(loss)", "pass"))
@@ -625,17 +567,6 @@ def test_image_and_mask() -> None:
     assert not alike(pairs_of(apart))
     resized = without(RECIPES, ("tv_tensors.Mask(mask)", "tv_tensors.Image(1.0 * mask)"))
     assert not alike(pairs_of(resized))
-
-
-@pytest.mark.filterwarnings("ignore:The image decoding and encoding")  # in the chapters, too
-@pytest.mark.parametrize(("kind", "dtype"), [(np.uint8, torch.uint8), (np.uint16, torch.uint16)])
-def test_one_channel(kind: type, dtype: torch.dtype, tmp_path: Path) -> None:
-    """decode_image keeps it, and 16 bits."""
-    pixels = np.arange(60, dtype=kind).reshape(6, 10) * 4
-    Image.fromarray(pixels).save(tmp_path / "image.png")
-    image = decode_image(tmp_path / "image.png")
-    assert image.dtype == dtype and image.shape == (1, 6, 10)
-    assert torch.equal(image[0].float(), torch.from_numpy(pixels.astype(np.float32)))
 
 
 # --------------------------------------------------------------------------------- the whole loop

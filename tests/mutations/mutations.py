@@ -1,8 +1,8 @@
 """Every protection, as a patch that takes it away, by the test that must then fail.
 
-Each patch replaces a piece of text in every chapter that holds it, in the doctor and in the recipes
-(test_recipes.py itself breaks more of these), in a copy of the repository (test_mutations.py). That
-is a test session a patch, so it is part of `make proof`.
+Each patch replaces a piece of text in every chapter that holds it, and in the doctor, in a copy of
+the repository (test_mutations.py). That is a test session a patch, so it is part of `make proof`.
+(Recipes are broken by their own tests: test_recipes.py.)
 """
 
 from typing import NamedTuple
@@ -36,7 +36,6 @@ KINDS = "tests/doctor/test_right.py"
 AGAINST = "tests/doctor/test_against.py"
 CASES = "tests/doctor/test_cases.py::test_case"
 GPU_CHECK = "tests/tools/test_gpu_check.py"
-RECIPES = "tests/handbook/test_recipes.py"
 # By the test that notices them: what is lost, in how many files at least, and the patch.
 # fmt: off
 PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
@@ -880,32 +879,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_a_rate_that_the_script_sets": [
         ("the doctor knows that a rate is set by hand", 1, 'or over else "rates"', 'else None'),
-    ],
-    f"{RECIPES}::test_recipe[dice]": [
-        ("the factor that DDP's average takes from a loss over the batch", 1,
-         "(part - part.detach()) * dist.get_world_size()", "(part - part.detach())"),
-    ],
-    f"{RECIPES}::test_recipe[contrastive]": [
-        ("the rows of other ranks", 1, "return sum_over_ranks(places).flatten(0, 1)",
-         "return rows"),
-    ],
-    f"{RECIPES}::test_recipe[skipped_steps]": [
-        ("a step that one rank skips, skipped by all", 1,
-         "dist.all_reduce(found, dist.ReduceOp.MAX)", "pass"),
-    ],
-    f"{RECIPES}::test_image_and_mask": [
-        ("one view of image and mask", 1,
-         "view(tv_tensors.Image(image), tv_tensors.Mask(mask))",
-         "(view(tv_tensors.Image(image)), view(tv_tensors.Mask(mask)))"),
-    ],
-    f"{RECIPES}::test_complete_prints_the_score_of_the_saved_ema": [
-        ("the EMA on all ranks", 1, "ema.update_parameters(model)",
-         "rank or ema.update_parameters(model)"),
-        ("the buffers of the EMA", 1, "same_buffers(ema)", "same_buffers(model)"),
-    ],
-    f"{RECIPES}::test_complete_goes_on": [
-        ("the EMA in a checkpoint", 1, 'save("latest.pt", epoch + 1, parts)',
-         'save("latest.pt", epoch + 1, parts | {"ema": make_ema(model, decay=0.9)})'),
     ],
     f"{GPU_CHECK}::test_what_becomes_of_a_part": [
         ("gpu_check sees what is left behind", 1, "        if left:", "        if False:"),

@@ -18,7 +18,6 @@ from mutations import MUTATIONS, Mutation
 def files_of(root: Path) -> list[Path]:
     tools = [root / "tools/gpu_check.py"]
     tools += sorted((root / "doctor").rglob("*.py"))
-    tools += [root / f"docs/examples/convert/{name}.py" for name in ("recipes", "complete")]
     return [*sorted(root.glob("0[1-7]_*/main.py")), *tools]
 
 
