@@ -1,4 +1,5 @@
-"""docs/examples/own/multilabel.py: 02 with another data set, model, loss, metric and optimizer."""
+"""docs/examples/own/multilabel.py: 02 with another data set, model, loss, metric and optimizer. (It
+resumes by the same functions, to the letter, and several rates as in test_resume.py.)"""
 
 import ast
 import csv
@@ -9,7 +10,7 @@ from types import ModuleType
 import numpy
 import pytest
 import torch
-from harness import ROOT, assert_same, events, load_state, rows
+from harness import ROOT, load_state, rows
 from PIL import Image
 from plain_training import normalised
 from warm import run_warm
@@ -23,22 +24,6 @@ UNCHANGED = [
     "fail", "load_image", "SeededDataset", "build_loaders", "batches", "lr_factor", "log_mode",
     "log", "load_checkpoint", "save_checkpoint", "setup_device",
 ]  # fmt: skip
-# Runs the example and keeps the checkpoint of every epoch, as a killed run would have left it.
-KEEPING = """
-import runpy, shutil, sys
-from pathlib import Path
-replace = Path.replace
-
-def keep(source, target):
-    replace(source, target)
-    if target.name == "checkpoint.pt":
-        number = len(list(target.parent.glob("after*.pt"))) + 1
-        shutil.copy(target, target.with_name(f"after{number}.pt"))
-
-Path.replace = keep
-del sys.argv[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 def definitions(path: Path) -> dict[str, str]:
@@ -86,13 +71,10 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, world_size: int, pictures: Path, *argv: object, keep: bool = False) -> Path:
+def run(folder: Path, world_size: int, pictures: Path, *argv: object) -> Path:
     """The example on so many ranks. Returns its --output-dir, which is in the folder."""
     folder.mkdir()
     words = [EXAMPLE, "--data", pictures, *FLAGS, "--output-dir", folder / "run", *argv]
-    if keep:
-        (folder / "keeping.py").write_text(KEEPING)
-        words = [folder / "keeping.py", *words]
     codes, outs, errs = run_warm(words, folder, world_size)
     assert codes == [0] * world_size, (outs, errs)
     return folder / "run"
@@ -102,7 +84,7 @@ def run(folder: Path, world_size: int, pictures: Path, *argv: object, keep: bool
 def whole(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
     """The output folder of a run on two ranks that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole") / "two"
-    return run(folder, 2, pictures, "--workers", 1, "--print-freq", 1, keep=True)
+    return run(folder, 2, pictures, "--workers", 1)
 
 
 def module(path: Path = EXAMPLE) -> ModuleType:
@@ -160,23 +142,6 @@ def test_f1_is_exact(whole: Path, pictures: Path, tmp_path: Path) -> None:
         assert {key: row[key] for key in expected} == expected, ranks
         losses.append(row["loss"])
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
-
-
-def test_resumes_bit_for_bit(whole: Path, pictures: Path, tmp_path: Path) -> None:
-    """After the first epoch, with the list of rates typed again."""
-    argv = ["--workers", 1, "--print-freq", 1, "--resume", whole / "after1.pt"]
-    resumed = run(tmp_path / "resumed", 2, pictures, *argv)
-    first, second = (load_state(folder / "checkpoint.pt") for folder in (whole, resumed))
-    assert rows(resumed, "start")[0]["args"]["lr"] == RATES
-    assert_same(first, second)
-
-    def numbers(folder: Path) -> list[dict]:
-        measured = ("time", "images_per_second")
-        found = [row for row in events(folder) if row["event"] in ("train", "eval")]
-        found = [row for row in found if row["epoch"] > 0]
-        return [{k: v for k, v in row.items() if k not in measured} for row in found]
-
-    assert numbers(resumed) == numbers(whole) and len(numbers(whole)) == 4 * (EPOCHS - 1)
 
 
 # What own-project.md names, and a model that takes one channel.

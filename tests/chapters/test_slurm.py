@@ -8,7 +8,6 @@ its parameters must be those of a plain loop. test_slurm_ranks.py has the cases 
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import time
@@ -28,7 +27,7 @@ from harness import (
     start,
 )
 from plain_training import ARGV, HIGH_RATE, assert_one_run
-from slurm import MINI_SLURM, MiniSlurm, mini_slurm
+from slurm import MiniSlurm, mini_slurm
 
 pytestmark = pytest.mark.xdist_group("slurm")
 HUB = "02_distributed"
@@ -285,11 +284,3 @@ def test_not_where_the_chapter_is(script: Path, tmp_path: Path) -> None:
     line = f"no 06_slurm/main.py in {tmp_path}: call sbatch where it is\n"
     assert (result.returncode, result.stderr) == (1, line), result.output
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.skipif(
-    not shutil.which("shellcheck"), reason="needs shellcheck: apt-get install shellcheck"
-)
-def test_shellcheck(tmp_path: Path) -> None:
-    result = run(["shellcheck", PER_GPU, TORCHRUN, MINI_SLURM], tmp_path)
-    assert result.returncode == 0, result.output

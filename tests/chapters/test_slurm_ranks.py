@@ -6,7 +6,6 @@ test_slurm.py sees the same with a real one. Here the variables are those that r
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from unittest import mock
 import pytest
 import torch
 from crew import Crew, call_main
-from harness import LAUNCHER_VARIABLES, ROOT, SLURM, events, load_chapter, load_state, rows, run
+from harness import LAUNCHER_VARIABLES, ROOT, SLURM, events, load_chapter, load_state, rows
 from plain_training import (
     EPOCHS,
     HIGH_RATE,
@@ -27,6 +26,7 @@ from plain_training import (
     assert_one_run,
 )
 from torch import Tensor
+from warm import run_warm
 from with_tiny_model import tiny_float64
 
 USR1, TERM = signal.SIGUSR1, signal.SIGTERM
@@ -368,9 +368,9 @@ chapter.main()
 def test_failing_with_workers(tmp_path: Path) -> None:
     """A rank that fails ends its loader's workers, though they ignore SIGTERM, by which Python
     would end them, to wait for them then."""
-    (tmp_path / "fails.py").write_text(FAILS)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "fails.py"]
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
     argv = ["--synthetic", "64", "--image-size", "8", "--batch-size", "4", "--workers", "2"]
     argv += ["--print-freq", "1", "--output-dir", "out"]
-    done = run([*torchrun, *argv], tmp_path, 90, {"CUDA_VISIBLE_DEVICES": ""})
-    assert done.returncode == 1 and "a mistake in the model" in done.stderr, done.output
+    statuses, _, errors = run_warm([script, *argv], tmp_path, 1, 90, tmp_path)
+    assert statuses == [1] and "a mistake in the model" in errors[0], errors

@@ -11,7 +11,8 @@ import pytest
 from harness import PATIENCE, ROOT, TOOLS, Result, finish, run, start
 
 PREPARE = ROOT / "tests/support/prepare.sh"
-SCRIPTS = (PREPARE, TOOLS / "apt_install.sh", ROOT / "05_horovod/install.sh")
+SCRIPTS = (PREPARE, *TOOLS.glob("*.sh"), *ROOT.glob("05_horovod/*.sh"),
+           *ROOT.glob("06_slurm/*.sbatch"), *ROOT.glob("docs/examples/slurm/*.sbatch"))  # fmt: skip
 
 
 def executable(path: Path, text: str) -> Path:
