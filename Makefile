@@ -38,7 +38,7 @@ smoke-oldest:  ## the same on the oldest torch we support; or make smoke-nightly
 smoke-%: $(VENV)-%/ready-for-smoke
 	$(VENV)-$*/bin/python -m pytest -m smoke tests/chapters $(ARGS)
 
-proof: $(VENV)/ready $(VENV)/ready-for-tests $(AXE) smoke-oldest  ## hours: all combinations, then every protection broken
+proof: $(VENV)/ready $(VENV)/ready-for-tests $(AXE) smoke-oldest  ## hours: all combinations, then protections broken
 	$(RUN) -m pytest $(XDIST) $(ARGS)
 
 faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, written to tests/FAULTS.md
