@@ -97,7 +97,6 @@ STOPPED = "--resume stopped.pt --arch resnet18"
 MISTAKES = {
     # the images
     "no_folder": Mistake("--data nowhere", "nowhere has no folder train$", (ALONE, HUB)),
-    "no_val": Mistake("--data only_train", "--data only_train has no folder val$"),
     "no_images": Mistake("", "one of the arguments --data --synthetic is required"),
     "other_classes": Mistake("--data other_classes", "one of train/ and val/ has ... 'b', 'c'"),
     "too_few": Mistake("--data good --batch-size 16", "--batch-size 16 ... all 8 images", EACH),
@@ -169,7 +168,6 @@ def pristine(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("errors")
     image_tree(here / "good", "ab", "ab")
     image_tree(here / "other_classes", "ab", "ac")
-    image_tree(here / "only_train", "ab", "")
     (here / "taken.csv").write_text("yesterday's predictions\n")
 
     argv = [*BASE, "--synthetic", "8", "--arch", "resnet18", "--output-dir", "run"]

@@ -1,10 +1,8 @@
 """Real launches with pretended GPUs in every Python process: what warm processes cannot show.
 
-The whole smoke test and minimal.py of every chapter, and 06 on a real Slurm.
+Chapter 02 with loader workers, minimal.py of every chapter, and 06 on a real Slurm.
 """
 
-import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +14,6 @@ from harness import (
     ROOT,
     SLURM,
     TINY,
-    clean_environment,
     command_for,
     load_state,
     rows,
@@ -67,24 +64,6 @@ def test_horovod_for_cpus(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert done.lines("error: this Horovod has no nccl: bash 05_horovod/install.sh")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_smoke(gpus: int, tmp_path: Path) -> None:
-    """That of every chapter, as on a GPU box, and nccl was what they asked for."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "smoke", "-p", "no:cacheprovider"]
-    command += ["--basetemp", tmp_path / "smoke", ROOT / "tests/chapters/test_smoke.py"]
-    (tmp_path / "notes").mkdir()
-    env = clean_environment() | environment(gpus, tmp_path / "notes") | {"CI": ""}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=3000)
-    assert done.returncode == 0, done.stdout
-    assert re.search(r"\b6 passed, 1 skipped", done.stdout), done.stdout
-    assert "needs a Horovod with NCCL" in done.stdout
-    inits = {(row["rank"], row["device_id"]) for row in notes.read(tmp_path / "notes")
-             if row["what"] == "init" and row["backend"] == "nccl"}  # fmt: skip
-    # 06 is under torchrun there; a lone process has GPU 0.
-    assert {(rank, f"cuda:{rank}") for rank in range(gpus)} == inits
 
 
 # What readers copy, and the chapter whose launcher it has.

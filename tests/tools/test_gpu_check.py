@@ -132,20 +132,6 @@ def test_planted_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_on_pretended_gpus(gpus: int, tmp_path: Path) -> None:
-    """A rank on each GPU, and its own words where there is one alone."""
-    if reason := why_not():
-        pytest.skip(reason)
-    result = run([sys.executable, "-c", ONE, "exactness", "--out", tmp_path / "out"],
-                 ROOT / "tools", env=environment(gpus))  # fmt: skip
-    assert result.returncode == 0, result.output
-    found = results(tmp_path / "out")["exactness"]
-    assert len(found["data"]["ranks"]) == gpus
-    assert ("one rank: nothing was averaged" in found["text"]) == (gpus == 1)
-
-
-@pytest.mark.proof
 def test_all_of_it_on_cpus(tmp_path: Path) -> None:
     command = [sys.executable, TOOL, "--device", "cpu", "--out", tmp_path / "out"]
     result = run(command, tmp_path, 1300, {"CI": ""})
