@@ -29,22 +29,6 @@ on_cpu = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("chapter", [HUB, SPAWNS])
-def test_two_jobs_at_once(chapter: str, tmp_path: Path) -> None:
-    """On one machine, started together: no port and no file in common."""
-    jobs = [
-        start(command_for(chapter, [*ARGV, "--output-dir", f"run{job}"], 2), tmp_path, on_cpu)
-        for job in range(2)
-    ]
-    results = [finish(job) for job in jobs]
-    assert [result.returncode for result in results] == [0, 0], (
-        results[0].output + results[1].output
-    )
-    a, b = (load_state(tmp_path / f"run{job}/checkpoint.pt") for job in range(2))
-    assert_same(a["model"], b["model"])
-
-
-@pytest.mark.proof
 def test_two_nodes(crew: Crew, tmp_path: Path) -> None:
     """Two parents of 03 that meet on loopback stand for two machines: one job, and of its two
     local ranks 0 only the global rank 0 writes. Its result is that of two local processes. (For

@@ -93,15 +93,6 @@ def test_example(
     assert printed == shown.read_text().splitlines()
 
 
-@pytest.mark.parametrize("language", ["zh", "en"])
-def test_examples_are_shown(language: str) -> None:
-    """In both languages, with their outputs."""
-    text = "\n".join(page.read_text() for page in PAGES if page.parts[-3] == language)
-    for example in EXAMPLES:
-        assert re.search(rf"""/{re.escape(example.name)}\S* ["'](file|code)\b""", text), example
-        assert f'/{example.stem}.txt "file"' in text, example
-
-
 # Ranks that part on purpose, or one alone: see "Before the process ends".
 NO_BARRIER = {"coll_monitored_barrier", "group_timeout", "group_new_group_missing",
               "group_init_errors"}  # fmt: skip

@@ -18,7 +18,7 @@ import table
 import torch
 import torchvision
 from crew import Crew
-from harness import PATIENCE, ROOT, TOOLS, run
+from harness import ROOT, TOOLS, run
 from with_tiny_model import TinyModel
 
 TINY = ["--steps", "2", "--image-size", "32", "--batch-size-per-rank", "4", "--rounds", "1"]
@@ -104,29 +104,24 @@ def test_the_reference_trains_as_one(crew: Crew, tmp_path: Path) -> None:
     assert [row["step"] for row in log.train] == [1, 2] and log.eval[0]["images"] == 16
 
 
-def run_tool(argv: list[str], folder: Path, timeout: float = PATIENCE) -> tuple[dict, str]:
-    """A real run on tiny sizes: its result, after what holds of every run, and what it said."""
+@pytest.mark.proof
+def test_all_variants_and_parts_run(tmp_path: Path) -> None:
+    """A real run on tiny sizes: chapters beside the reference, the input pipeline, all-reduce."""
+    variants = "reference,reference --bf16 --synthetic,02,02 --bf16,02 --synthetic,02 doctor,01,03,"
+    variants += "04 --amp-dtype fp32,06,07"
     # A short path: a loader worker puts a socket below it, whose name has at most 107 characters.
-    temporary, out = Path(tempfile.mkdtemp(prefix="b-")), folder / "out" / "NAME.json"
-    command = [sys.executable, TOOLS / "benchmark/benchmark.py", *TINY, *argv, "--out", out]
-    result = run(command, folder, timeout, {"TMPDIR": str(temporary)})
+    temporary, out = Path(tempfile.mkdtemp(prefix="b-")), tmp_path / "out" / "NAME.json"
+    command = [sys.executable, TOOLS / "benchmark/benchmark.py", *TINY, "--all"]
+    command += ["--variants", variants, "--out", out]
+    result = run(command, tmp_path, 1800, {"TMPDIR": str(temporary)})
     assert result.returncode == 0, result.output
     assert list(temporary.glob("benchmark-*")) == []
     shutil.rmtree(temporary)
-    found = json.loads(out.read_text())
-    assert str(ROOT) not in out.read_text() and str(folder) not in out.read_text()
-    for row in found["runs"]["training"]:
+    assert str(ROOT) not in out.read_text() and str(tmp_path) not in out.read_text()
+    found = json.loads(out.read_text())["runs"]
+    for row in found["training"]:
         assert all(value > 0 for name, value in row.items() if name not in ("round", "variant"))
-    return found, result.stdout
-
-
-@pytest.mark.proof
-def test_all_variants_and_parts_run(tmp_path: Path) -> None:
-    """The chapters beside the reference, the input pipeline, all-reduce."""
-    variants = "reference,reference --bf16 --synthetic,02,02 --bf16,02 --synthetic,02 doctor,01,03,"
-    variants += "04 --amp-dtype fp32,06,07"
-    found, said = run_tool(["--all", "--variants", variants], tmp_path, 1800)
-    assert [row["variant"] for row in found["runs"]["training"]] == variants.split(",")
-    assert said.count("| --- |") == 3
-    [gloo] = found["runs"]["all-reduce"]  # each of two ranks sends the tensor once
+    assert [row["variant"] for row in found["training"]] == variants.split(",")
+    assert result.stdout.count("| --- |") == 3
+    [gloo] = found["all-reduce"]  # each of two ranks sends the tensor once
     assert gloo["100 MiB GB/s"] == pytest.approx((100 << 20) / gloo["100 MiB ms"] / 1e6)

@@ -1,9 +1,8 @@
-"""tools/check_imagenet.py: every finding is found."""
+"""tools/check_imagenet.py: what a training would pass over in silence is found."""
 
 import io
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -84,22 +83,9 @@ def deeper(root: Path) -> None:
         (root / "moved").rename(split / split.name)
 
 
-# What is done to a sound tree, the line that says so, and what stands below it.
+# What is done to a sound tree, the line that says so, and what stands below it. (Folders or
+# classes that are not there end a training, too: test_errors.py.)
 FOLDERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
-    "no val": (lambda root: shutil.rmtree(root / "val"), ".*/val is not a folder", "DIR is"),
-    "flat val": (
-        lambda root: [write(root / f"val/{number}.jpg") for number in range(30)],
-        ".*/val: 30 images outside of class folders", ".*/val/0.jpg",
-    ),
-    "val only": (lambda root: write(root / "val/b/x.jpg"), "class folders only in val/", "'b'$"),
-    "looks alike": (
-        lambda root: (root / "train" / A).rename(root / "train" / f"{A}\r"),
-        "class folders only in train/", rf"'{A}\\r'$",
-    ),
-    "empty": (
-        lambda root: [write(root / x / "n/x.gif", b"") for x in ("train", "val")],
-        "classes without an image in .*/train", "n$",
-    ),
     "loop": (
         lambda root: (root / "train" / A / "back").symlink_to(root / "train"),
         "folders of .*/train that links show twice", rf".*/{A}/back is .*/train$",
@@ -130,8 +116,6 @@ def test_folders(tree: Path, capsys: Capture, case: str) -> None:
     (row,) = [n for n, line in enumerate(lines) if re.match(f"error: {pattern}", line)]
     assert re.match(f"    {detail}", lines[row + 1]), lines
     assert code == 1 and lines[-1].startswith("not usable, ")
-    details = "".join(" " if line.startswith("    ") else "x" for line in lines).split("x")
-    assert max(map(len, details)) <= 11, "10 details, and how many more"
 
 
 def test_of_what_training_takes(tree: Path, capsys: Capture) -> None:

@@ -141,14 +141,3 @@ def test_all_of_it_on_cpus(tmp_path: Path) -> None:
     assert found["smoke tests"]["text"] in result.stdout and "ok        speed: 02" in result.stdout
     [rows] = found["speed"]["data"]["2 CPU processes"]["runs"].values()
     assert {row["variant"] for row in rows} == {"reference", "02"}
-
-
-def test_ranks_take_gpu_0(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import os, sys; print(os.environ['LOCAL_RANK'], sys.argv[1:], __name__)")
-    words = [sys.executable, ROOT / "tools/one_gpu.py"]
-    done = run([*words, script, "--epochs", "1"], tmp_path, env={"LOCAL_RANK": "1"})
-    assert done.stdout == "0 ['--epochs', '1'] __main__\n"
-    for more, said in ((), "which script?"), (("x.py",), "there is no script x.py"):
-        none = run([*words, *more], tmp_path)
-        assert none.returncode == 1 and none.stderr.startswith(f"error: {said}")

@@ -46,15 +46,6 @@ train, evaluation = partial(measured, "train"), partial(measured, "eval")
 END = {"event": "end", "best_acc1": 80.0}
 
 
-# Of somebody's own loss and metrics; what is no number is in no picture.
-OWN = [
-    {"event": "train", "time": 1.0, "epoch": 0, "step": 4, "loss": 0.9, "size": 3},
-    {"event": "train", "time": 1.0, "epoch": 0, "step": 8, "loss": 0.7, "lr": 0.01, "size": 3},
-    {"event": "eval", "time": 2.0, "epoch": 0, "loss": 0.6, "f1": 0.5, "exact": 1}
-    | {"best_acc1": None, "file": "x.csv", "by_class": [0.5], "good": True},
-]
-
-
 def rows_to(last: int, first: int = 1, shift: float = 0.0) -> list[Row]:
     """A train row every step and an eval row every fourth."""
     rows = []
@@ -118,18 +109,6 @@ def test_what_a_killed_run_left_before_a_start_is_skipped(tmp_path: Path, left_b
 
 
 # ---- the picture ----
-
-
-def test_every_number_has_a_panel(tmp_path: Path) -> None:
-    """Those of validation come first, whatever their names are; and so the best score's. One that
-    never changes has none."""
-    own = read_run(write(tmp_path / "own", start(), *OWN, {"event": "end", "best_f1": 0.5}))
-    figure = plot.draw([own], ["own"])
-    drawn = {axes.get_title(loc="left"): axes.lines for axes in figure.axes}
-    assert [*drawn] == ["loss", "f1", "exact", "lr"]
-    assert [list(line.get_ydata()) for line in drawn["f1"]] == [[], [0.5]]
-    assert [list(line.get_ydata()) for line in drawn["lr"]] == [[0.01], []]
-    assert figure.get_suptitle().startswith("own,  best f1 0.5,  1 x ")
 
 
 def test_pictures_replace_their_own_kind_only(tmp_path: Path) -> None:
