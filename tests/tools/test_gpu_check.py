@@ -12,7 +12,6 @@ from pathlib import Path
 import gpu_check
 import pytest
 from harness import ROOT, SESSION, finish, kill_all, marked, run, start
-from pretended_gpus import OLD_DRIVER, environment, why_not
 
 TOOL = ROOT / "tools/gpu_check.py"
 # The kit with one of its parts.
@@ -85,18 +84,6 @@ def test_an_impatient_ctrl_c_leaves_whole_files_and_no_process(tmp_path: Path) -
     assert result.returncode == 130 and "Traceback" not in result.output
     said = {name: row["status"] for name, row in results(out).items()}
     assert said == {"machine": "ok", "smoke tests": "cut off"}
-
-
-def test_machines_with_gpus(tmp_path: Path) -> None:
-    """One that is fit, and one whose driver torch cannot use."""
-    if reason := why_not():
-        pytest.skip(reason)
-    for name, env, status in (("fit", {}, 0), ("old", {OLD_DRIVER: "1"}, 1)):
-        words = ["--machine", "--out", tmp_path / name]
-        result = run([sys.executable, TOOL, *words], tmp_path, env=environment(2, **env))
-        assert result.returncode == status, result.output
-        assert bool(result.lines("GPUs | 2 x Pretended GPU |")) == (name == "fit"), result.output
-        assert bool(result.lines("no | the driver is too old")) == (name == "old"), result.output
 
 
 def test_speed_of_one_gpu_and_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,6 @@ HERE = Path(__file__).resolve().parent
 CONSTRAINTS = HERE.parents[2] / "constraints.txt"
 # Environment variables: how many GPUs the machine has; and a folder for notes.py to write to.
 GPUS, NOTES = "PRETENDED_GPUS", "PRETENDED_NOTES"
-# What else may be pretended: a driver that torch cannot use.
-OLD_DRIVER = "PRETENDED_OLD_DRIVER"
 
 
 def pinned_torch() -> str:

@@ -17,7 +17,6 @@ class Machine(threading.local):
 
     current = 0
     names: list[str] = []  # of those that it sees, as the machine counts them
-    old_driver = False
     touched = False  # whether this process has used a GPU
     forked = False  # from one that had
 
@@ -32,7 +31,6 @@ def look() -> None:
     if visible is not None:
         names = [word for word in visible.split(",") if word in names]
     Machine.names = names
-    Machine.old_driver = bool(os.environ.get("PRETENDED_OLD_DRIVER"))
     Machine.touched = Machine.forked = False
     MACHINE.current = 0
 
@@ -42,8 +40,6 @@ def touch() -> None:
     if Machine.forked:
         raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
                            "multiprocessing, you must use the 'spawn' start method")  # fmt: skip
-    if Machine.old_driver:
-        raise RuntimeError("The NVIDIA driver on your system is too old")
     Machine.touched = True
 
 
@@ -65,7 +61,7 @@ def index_of(device: Any) -> int:
 
 
 def is_available() -> bool:
-    return bool(MACHINE.names) and not MACHINE.old_driver
+    return bool(MACHINE.names)
 
 
 def device_count() -> int:
