@@ -4,6 +4,7 @@ import functools
 import multiprocessing
 import os
 from collections import deque
+from collections.abc import Callable
 
 import torch
 from torch.utils.data import IterableDataset, Sampler, SequentialSampler, Subset
@@ -31,7 +32,6 @@ class Pass:
         self.ended = False
         self.by_grad = False  # its latest batch was asked for where gradients are recorded
         self.learns = False  # the latest batch is to be learned from, so far as one can tell
-        self.inside = False  # its iterator's __next__, which may call that of its base
 
 
 class Data:
@@ -101,10 +101,6 @@ class Data:
         _, number, one.line = loader._doctor
         total = length_of(iterator)
         notes.event("pass", n=one.n, loader=number, total=total, first=one.first)
-        notes.call("batch", follow, type(iterator))
-
-    def before_batch(self, one: Pass) -> None:
-        self.giving = one
 
     def batch(self, one: Pass, dataset: object, batch: object) -> None:
         one.count += 1
@@ -196,33 +192,26 @@ def is_of_accelerate(loader: object) -> bool:
     return any(type(part).__module__.startswith("accelerate.") for part in parts)
 
 
-def follow(kind: type) -> None:
-    """Iterators of this class tell what they give."""
-    own_next = kind.__next__
-    if hasattr(own_next, "_doctor"):
-        return
+def follow(probe: str, own_next: Callable) -> None:
+    """The iterators of loaders tell what they give."""
 
     @functools.wraps(own_next)
     def following(iterator: object) -> object:
         one = getattr(iterator, "_doctor", None)
-        if one is None or one.inside:
+        if one is None:
             with unseen:
                 return own_next(iterator)
-        one.inside = True
-        notes.call("batch", data.before_batch, one)
+        data.giving = one
         try:
             with unseen:
                 batch = own_next(iterator)
         except StopIteration:
-            notes.call("batch", data.end_of_pass, one)
+            notes.call(probe, data.end_of_pass, one)
             raise
-        finally:
-            one.inside = False
-        notes.call("batch", data.batch, one, iterator._doctor_source, batch)
+        notes.call(probe, data.batch, one, iterator._doctor_source, batch)
         return batch
 
-    following._doctor = True
-    kind.__next__ = following
+    torch.utils.data.dataloader._BaseDataLoaderIter.__next__ = following
 
 
 data = Data()

@@ -13,6 +13,7 @@ from .notes import hook, notes
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
 LOADER = "torch.utils.data.DataLoader"
+ITERATOR = "torch.utils.data.dataloader._BaseDataLoaderIter"
 OPTIMIZER = "torch.optim.optimizer"
 
 
@@ -38,10 +39,9 @@ PROBES = (
     Probe("lost", "torch.overrides._get_current_function_mode",
           attach=collectives.follow_losses),
     Probe("loader", f"{LOADER}.__init__", after=data.data.new_loader),
-    # With it goes "batch", __next__ of the iterator, attached to its class in the first pass.
     Probe("pass", f"{LOADER}.__iter__", data.data.before_pass, data.data.new_pass),
-    Probe("indices", "torch.utils.data.dataloader._BaseDataLoaderIter._next_index",
-          after=data.data.drew),
+    Probe("batch", f"{ITERATOR}.__next__", attach=data.follow),
+    Probe("indices", f"{ITERATOR}._next_index", after=data.data.drew),
     Probe("worker", "multiprocessing.process.BaseProcess.__init__", after=data.data.new_process),
     Probe("items", "torch.utils.data._utils.fetch._MapDatasetFetcher.fetch",
           data.data.before_fetch, data.data.after_fetch),

@@ -10,7 +10,6 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 from torch.utils.data import DistributedSampler, RandomSampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 DROPOUTS += ("feature_alpha_dropout",)
@@ -98,8 +97,9 @@ def rounding(probe: str, _: object) -> None:
     for kind in (torch.autocast, torch.amp.GradScaler):
         kind.__init__ = switched_off(kind.__init__)
     torch.nn.modules.module.register_module_forward_pre_hook(lambda _, args: tree_map(exact, args))
-    own_next = _BaseDataLoaderIter.__next__
-    _BaseDataLoaderIter.__next__ = lambda iterator: tree_map(exact, own_next(iterator))
+    kind = torch.utils.data.dataloader._BaseDataLoaderIter
+    own_next = kind.__next__
+    kind.__next__ = lambda iterator: tree_map(exact, own_next(iterator))
 
 
 def exact(value: object) -> object:

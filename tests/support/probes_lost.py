@@ -40,7 +40,7 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "exit": (("exit",), {}),
     "horovod": (("rank", "collective"), {}),
 }
-NAMES = {probe.name for probe in (*PROBES, *OF_HOROVOD)} | {"batch"}
+NAMES = {probe.name for probe in (*PROBES, *OF_HOROVOD)}
 
 
 def without(probe: str, events: list[dict]) -> list[dict]:
