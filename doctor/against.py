@@ -393,7 +393,7 @@ class Comparison:
         count, rows = 0, []
         for file, *events in both:
             a, b = (event["numbers"] for event in events)
-            for name in a.keys() & b.keys():
+            for name in (name for name in a if name in b):
                 count += 1
                 if not math.isclose(a[name], b[name], rel_tol=self.tolerance(), abs_tol=1e-12):
                     place = f"{file}, step {events[0]['place']}"
