@@ -31,15 +31,29 @@ def check_evaluation(ranks: list[Rank], report: Report) -> str | None:
     phase = [phase[key] for phase in phases if key in phase]
     if any(one.unseen() for passes in phase for one in passes):
         return "indices"
-    wrote = [{e["path"] for e in rank.events["wrote"] if e["place"] == first} for rank in ranks]
-    parts = [any(not e["whole"] for e in rank.events["wrote"]) for rank in ranks]
-    joined = all(parts) or (all(wrote) and not set.intersection(*wrote))
-    return check_coverage(phase, joined, report)
+    return check_coverage(phase, joins_files(ranks, first), report)
+
+
+def joins_files(ranks: list[Rank], place: int) -> bool:
+    """Whether each rank has written a part of a file, or one of its own at that time, from which
+    somebody may make one result. A library that does so numbers them: it has other files, too."""
+    own = [[e for e in rank.events["wrote"] if not e["library"]] for rank in ranks]
+    if all(any(not event["whole"] for event in events) for events in own):
+        return True
+    wrote = [{e["path"] for e in events if e["place"] == place} for events in own]
+    if all(wrote) and not set.intersection(*wrote):
+        return True
+    numbered = []
+    for rank in ranks:
+        events = [e for e in rank.events["wrote"] if e["library"] and e["place"] == place]
+        numbered.append({(re.sub(r"\d+", "", e["path"]), e["path"]) for e in events})
+    names = [{name for name, _ in files} for files in numbered]
+    return bool(set.intersection(*names)) and not set.intersection(*numbered)
 
 
 def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str | None:
-    """phase: for each rank that evaluates, its passes over the set. joined: each rank has written
-    a part of a file, or one of its own at that time, from which somebody may make one result."""
+    """phase: for each rank that evaluates, its passes over the set. joined: what joins_files
+    says."""
     loaders = [one.loader for passes in phase for one in passes]
     if any(loader["iterable"] or loader["root"] is None for loader in loaders):
         return "iterable"

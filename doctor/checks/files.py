@@ -17,7 +17,7 @@ def check_files(ranks: list[Rank], report: Report) -> None:
     locked = {event["path"] for rank in ranks for event in rank.events["locked"]}
     for rank in ranks:
         for event in rank.events["wrote"]:
-            if event["path"] in locked or not event["whole"]:
+            if event["path"] in locked or event["library"] or not event["whole"]:
                 continue
             writers[rank.process.get("host"), event["path"]].setdefault(rank.rank, event)
     for (_, path), events in writers.items():

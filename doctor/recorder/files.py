@@ -13,16 +13,19 @@ WRITERS = ("numpy", "torch", "pandas", "PIL")  # they write files for whoever ca
 
 
 def wrote(path: str, whole: bool = True) -> None:
-    """Note a file that the user's code opens to write, itself or through a WRITER.
+    """Note a file that the user's code opens to write, itself or through a library.
 
-    whole: it is emptied first. Else each rank may write a part of it.
+    whole: it is emptied first. Else each rank may write a part of it. A library that is no WRITER
+    has files of its own, such as caches.
     """
+    library = False
     frame = sys._getframe(1)
     while frame and is_library(name := frame.f_code.co_filename):
         if "importlib" in name or "/torch/_" in name:
             return  # the cache of a module, or of torch.compile
-        if "-packages/" in name and not any(f"/{writer}/" in name for writer in WRITERS):
-            return
+        library = library or (
+            "-packages/" in name and not any(f"/{writer}/" in name for writer in WRITERS)
+        )
         frame = frame.f_back
     if not frame or path.startswith(("/dev/", "/proc/")):
         return
@@ -35,7 +38,7 @@ def wrote(path: str, whole: bool = True) -> None:
     notes.quiet = False
     if not special and not full.startswith(notes.folder):
         at = [frame.f_code.co_filename, frame.f_lineno]
-        notes.event("wrote", path=full, whole=whole, at=at)
+        notes.event("wrote", path=full, whole=whole, library=library, at=at)
 
 
 def saved(obj: object, file: object, *_: object, **__: object) -> None:

@@ -44,6 +44,13 @@ VARIANTS = {
         "threading.Thread(target=self.fill, args=(batches,), daemon=True).start()",
         "self.fill(batches)",
     ),
+    # A library writes the files, and joins them.
+    "results_of_a_library": (
+        "results_by_files", "\n\ndef main():",
+        "\n\ncode = collect_results.__code__\n"
+        "collect_results.__code__ = code.replace(co_filename='/site-packages/results.py')\n"
+        "\n\ndef main():",
+    ),
     # DDP around it, over the data-parallel group, in which each rank is alone.
     "group_of_one": ("context_parallel", "model = Model(cp_groups[dp_rank])\n", GROUP_OF_ONE),
     # Workers of an endless pass ask for the next order before set_epoch is called.
@@ -126,7 +133,8 @@ PROGRAMS = {path.stem for path in FOLDER.glob("*.py")} | VARIANTS.keys()
 RIGHT = sorted(PROGRAMS - WRONG.keys())
 CORE = """
     dataset_readers expert_parallel grpo gathered_and_cut lock_file looks_first prefetch_thread
-    results_by_files scheduler_by_design sequence_halves tensor_parallel_by_hand views_added_up
+    results_by_files results_of_a_library scheduler_by_design sequence_halves
+    tensor_parallel_by_hand views_added_up
     wrong_fsdp_alike wrong_local_rank wrong_no_sampler wrong_contrast wrong_detection
     wrong_vote
     curriculum episodes divided_classes_of_one_seed last_pass loader_of_users

@@ -482,7 +482,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("views are added up", 1, "if largest >= size:", "if False:"),
     ],
     f"{KINDS}::test_nothing_to_say[results_by_files]": [
-        ("results are joined by files", 1, "joined = all(parts) or", "joined = False and"),
+        ("results are joined by files", 1,
+         "if all(wrote) and not set.intersection(*wrote):", "if False:"),
     ],
     f"{KINDS}::test_nothing_to_say[loader_of_users]": [
         ("indices are believed before the length that a loader shows", 1,
@@ -707,6 +708,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "        at = user_line(loader)\n"
          "        loader._doctor = (os.getpid(), self.loaders, str(at))\n"),
         ("a probe that fails is told", 1, 'self.event("trouble", ', 'str("", '),
+    ],
+    f"{KINDS}::test_nothing_to_say[results_of_a_library]": [
+        ("results may be joined from files of a library", 1,
+         "bool(set.intersection(*names)) and not", "False and not"),
     ],
     f"{KINDS}::test_nothing_to_say[prefetched_epoch]": [
         ("batches of an epoch may be fetched before its first step", 1,
