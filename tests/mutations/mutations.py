@@ -713,6 +713,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("results may be joined from files of a library", 1,
          "bool(set.intersection(*names)) and not", "False and not"),
     ],
+    f"{KINDS}::test_is_named[wrong_own_stop]": [
+        ("rates differ once ranks have left a loop at different times", 1,
+         "unequal_rates(ranks)) and report.has", "unequal_rates(ranks)) and not report.has"),
+    ],
     f"{KINDS}::test_nothing_to_say[prefetched_epoch]": [
         ("batches of an epoch may be fetched before its first step", 1,
          "return self.chosen  # a later batch of", "return []  # a later batch of"),
