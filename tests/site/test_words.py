@@ -69,14 +69,25 @@ WITHOUT = {
 }
 
 
+# How far a word is from the nearest of its lines, in CSS pixels.
+APART = """words => words.map(word => {
+    const lines = word.closest(".walk-text").nextElementSibling.querySelectorAll(LINE);
+    const top = (element) => element.getBoundingClientRect().top;
+    const seen = word.dataset.at.split(" ").map(n => lines[n]).filter(e => e.offsetParent);
+    return Math.min(...seen.map(line => Math.abs(top(line) - top(word))));
+})""".replace("LINE", "'.ln, .cd-hunk > [data-l]'")
+
+
 @pytest.mark.parametrize("name", WITHOUT)
 def test_words_have_lines(page: Page, address: str, name: str) -> None:
+    """And those are not far."""
     lost = set()
     for prefix in ("", "en/"):
         page.goto(f"{address}{prefix}{name}")
         words = page.locator(".walk-text code")
         lost |= set(words.and_(page.locator(":not([data-at])")).all_text_contents())
-        assert words.and_(page.locator("[data-at]")).count() > 15
+        apart = words.and_(page.locator("[data-at]")).evaluate_all(APART)
+        assert len(apart) > 15 and max(apart) <= 200
     assert lost == {word.strip() for word in WITHOUT[name].split(";")}
 
 

@@ -240,15 +240,18 @@ class ShortCode(Treeprocessor):
 
 
 class CellNames(Treeprocessor):
-    """Each cell says which column it is of: on a phone a row of a table is a card."""
+    """Each cell says which column it is of: on a phone a row of a table is a card. A head without
+    words is a cell."""
 
     def run(self, root: etree.Element) -> None:
         for table in root.iter("table"):
             names = ["".join(head.itertext()).strip() for head in table.iter("th")]
             for row in table.iter("tr"):
-                for name, cell in zip(names, row.findall("td"), strict=False):
+                for name, cell in zip(names, row, strict=False):
                     if name:
                         cell.set("data-th", name)
+                    elif cell.tag == "th":
+                        cell.tag = "td"
 
 
 class Walks(Treeprocessor):

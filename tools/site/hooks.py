@@ -88,6 +88,8 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     write_plain(page, config)
     output = named(output, page.file.src_uri.partition("/")[0])
+    # On a phone they scroll to the side: by the keyboard, too.
+    output = output.replace('class="tabbed-labels"', 'class="tabbed-labels" tabindex="0"')
     # What the doctor prints in capitals or begins with; the colour of a mistake is for mistakes.
     output = re.sub(
         r"(?m)(^|<span></span><code>)((WRONG RESULT|HANG AHEAD)|[A-Z]{4,}|doctor)(?=  \w|: )",

@@ -25,6 +25,8 @@ CHANGES = {
         ),
         # It would look for a site map below each page that the head lists as a translation.
         '"link[rel=alternate]"': '"link[rel=none]"',
+        # A landmark of its own, without a name, for each block of code.
+        'x("nav",{class:"md-code__nav"})': 'x("div",{class:"md-code__nav"})',
     },
     "workers/search.*.min.js": {
         # Else no word of a Chinese query is looked up that ends with its last character.
