@@ -312,7 +312,6 @@ def gone(name: str, shown: str) -> list[str]:
         if re.match("[a-z]+:", link) or link == "doctor.pyz":  # which the build makes
             continue
         path, _, place = html.unescape(link).partition("#")
-        path = path.partition("?")[0]  # compare.md?from=02&to=06
         file = ROOT / os.path.normpath(Path(name).parent / path) if path else ROOT / name
         id_of = f'<a id="{place}">'
         if not file.is_file() or (place and file.suffix == ".md" and id_of not in file.read_text()):

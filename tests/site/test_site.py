@@ -41,7 +41,6 @@ def test_every_page_is_built_in_both_languages(site: Path) -> None:
             shown = re.sub(r"<[^>]+>", "", re.sub(code, "", page, flags=re.S))
             assert not RAW.search(html.unescape(shown)) and 'class="tabs"' not in page, address
     assert not list(site.rglob("WRITING/*")) and not (site / "examples").exists()
-    assert (site / "compare/index.html").stat().st_size < 800_000
 
 
 def test_code_is_not_in_the_search_index(site: Path) -> None:
@@ -148,9 +147,6 @@ def test_copying_a_difference(page: Page, address: str) -> None:
     new = (ROOT / "docs/examples/convert/multi.py").read_text().splitlines()
     shown = copied("figure.cd")
     assert len(shown) > 5 and set(shown) <= set(new)
-    page.goto(f"{address}en/compare/?from=02&to=03")
-    new = (ROOT / "03_multiprocessing/main.py").read_text().splitlines()
-    assert set(copied("figure.cd")) <= set(new)
     page.goto(f"{address}en/cases/")
     old = page.locator(".language-diff code").first.text_content().splitlines()
     kept = [line[1:] for line in old if not line.startswith("-")]
@@ -266,23 +262,6 @@ def test_cases_of_a_symptom(page: Page, address: str) -> None:
     page.evaluate("location.hash = 'trl_unwrapped'")  # as any link does
     page.wait_for_function("document.getElementById('trl_unwrapped').offsetParent")
     assert shown.count() == everything
-
-
-def test_compare_any_two(page: Page, address: str) -> None:
-    """It shows what the chapter page has from the start, and the opposite the other way round."""
-
-    def lines() -> list[tuple[str, str]]:
-        both = "a => a.map(e => [e.className, e.textContent])"
-        return [tuple(x) for x in page.eval_on_selector_all(".cd-hunk > *", both)]
-
-    page.goto(f"{address}en/{WALKED}")
-    static = lines()
-    page.goto(f"{address}en/compare/?from=02&to=03")
-    assert lines() == static and len(static) > 50
-    page.click(".cd-swap")
-    assert page.url.endswith("?from=03&to=02")
-    added = sorted(text for kind, text in static if kind == "cd-add")
-    assert sorted(text for kind, text in lines() if kind == "cd-del") == added
 
 
 # What people type, and the section that answers it.

@@ -6,7 +6,6 @@ What a line asks for and is not there ends the build, so a page cannot go on to 
 gone. An extension, not a plug-in: it works in every program that renders Python-Markdown.
 """
 
-import json
 import re
 import xml.etree.ElementTree as etree
 from html import escape
@@ -19,14 +18,14 @@ from markdown.preprocessors import Preprocessor
 from markdown.treeprocessors import Treeprocessor
 from markdown.util import HTML_PLACEHOLDER_RE, AtomicString
 
-from .diffs import CONTEXT, DISTRIBUTED, WHOLE, Hunk, compare_data, diff_html, hunks, step_hunks
+from .diffs import CONTEXT, DISTRIBUTED, WHOLE, Hunk, diff_html, hunks, step_hunks
 from .forms import Directive, by_hand, directive, for_python_markdown, repository_path
 from .source import ROOT, SiteError, Source, read, to_html, translated
 from .verdicts import verdict
 
 MOST_LINES = 20  # of a group: note and code must fit on a screen together
 MOST_FILE_LINES = 80
-FORMS = ("code", "file", "diff", "compare", "table", "verdict", "comparison", "figure")
+FORMS = ("code", "file", "diff", "table", "verdict", "comparison", "figure")
 MARKDOWN = ("table", "comparison")  # what stands below them the site shows as it is
 COPIES = "source"  # the folder of the site that has the files, see hooks.py
 UNSEEN = "https://repository/"  # before what MkDocs would look for among the pages
@@ -159,27 +158,6 @@ class CodeAlong(Preprocessor):
     def diff(self, path: str, words: list[str], options: dict[str, list[str]]) -> str:
         old, new, found = difference(path, words, options, language_of(self.md))
         return diff_html(old, new, self.link, found, *words[1:])
-
-    def compare(self, script: str, words: list[str], options: dict[str, list[str]]) -> str:
-        """Two lists to choose from; compare.js does the rest."""
-        paths = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("0[1-9]_*/main.py"))
-        links = [self.link(path) for path in paths]
-
-        def choice(name: str, chosen: str) -> str:
-            made = f'<select name="{name}" aria-label="{name}">'
-            for n, chapter in enumerate(path.split("/")[0] for path in paths):
-                here = " selected" * (chapter == chosen)
-                made += f'<option value="{n}"{here}>{chapter}</option>'
-            return f"{made}</select>"
-
-        return (
-            '<div class="cd-compare" data-search-exclude><div class="cd-choose">'
-            f"{choice('from', '02_distributed')}"
-            '<button type="button" class="cd-swap" aria-label="swap">⇄</button>'
-            f"{choice('to', '03_multiprocessing')}</div>"
-            f'<div class="cd-result" data-links="{escape(json.dumps(links))}"></div>'
-            f'<script type="application/json">{compare_data(paths)}</script></div>'
-        )
 
     def figure(self, path: str, words: list[str], options: dict[str, list[str]]) -> str:
         """Its still picture, which docs/assets/javascripts/figures/NAME.js sets in motion."""

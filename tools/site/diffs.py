@@ -1,16 +1,15 @@
 """The difference of two files as rows, and the rows as HTML that is one column on a phone and two
-on a wide screen. docs/assets/javascripts/compare.js makes the same HTML from the same rows."""
+on a wide screen."""
 
-import json
 import re
 from bisect import bisect
 from collections.abc import Callable
 from difflib import SequenceMatcher
 from html import escape
-from itertools import combinations, groupby, zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 
-from .source import SiteError, Source, Tokens, read, to_html
+from .source import SiteError, Source, Tokens, to_html
 
 CONTEXT = 3
 DISTRIBUTED = "[dist]"  # in the comment of a line that is there only because training is
@@ -157,18 +156,3 @@ def diff_html(
         f'<span class="cd-count"><b class="cd-plus">+{added}</b> <b class="cd-minus">−{removed}</b>'
         f'</span></figcaption><div class="cd-body highlight">{body}</div></figure>'
     )
-
-
-def compare_data(paths: list[str]) -> str:
-    """All pairs as JSON. Most lines are in many pairs, so rows name a line by its number in one
-    list of all lines."""
-    lines: dict[str, int] = {}
-    pairs = {}
-    for (i, old), (j, new) in combinations(enumerate(paths), 2):
-        pairs[f"{i}-{j}"] = [
-            (name, [(*row[:3], lines.setdefault(row[3], len(lines)), row[4]) for row in rows])
-            for name, rows in hunks(read(old), read(new))
-        ]
-    data = {"paths": paths, "lines": list(lines), "pairs": pairs}
-    # "</" would end the <script> that the data stands in.
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")

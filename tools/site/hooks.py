@@ -27,7 +27,6 @@ from tools.site.theme import change_scripts
 META = {
     "changelog.md": {"search": {"boost": 0.3}},
     "chapters/": {"hide": ["navigation", "toc"]},
-    "compare.md": {"hide": ["navigation", "toc"]},
     "convert.md": {"hide": ["navigation", "toc"], "search": {"boost": 2}},
     "faq.md": {"search": {"boost": 2}},
     "handbook/api.md": {"hide": ["toc"]},

@@ -119,8 +119,6 @@ def made_of(found: Directive, page: str) -> list[str]:
             return [first, *rest, *fenced("text", wrapped(said))]
         case "comparison":
             return comparison(language)
-        case "compare":
-            return fenced("bash", ["git diff --no-index 02_*/main.py 03_*/main.py"])
     raise SiteError(f"there is no {found.form}")
 
 

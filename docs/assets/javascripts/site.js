@@ -40,19 +40,13 @@
     return lines.map((line) => line.slice(more)).join("\n");
   }
 
-  function addButton(figure) {
+  for (const figure of document.querySelectorAll("figure.cd")) {
     const button = document.createElement("button");
     button.className = "md-code__button cd-copy";
     button.type = "button";
     button.dataset.mdType = "copy";
     button.title = document.documentElement.lang === "zh" ? "复制新代码" : "Copy the new code";
     figure.querySelector("figcaption").append(button);
-  }
-  for (const figure of document.querySelectorAll("figure.cd")) addButton(figure);
-  const compared = document.querySelector(".cd-result");
-  if (compared) {
-    const watch = new MutationObserver(() => addButton(compared.querySelector("figure")));
-    watch.observe(compared, { childList: true });
   }
 
   // Material copies data-clipboard-text if a button has it; this listener is the first to know.
