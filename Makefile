@@ -75,7 +75,6 @@ figures: $(VENV)/ready $(MERMAID)  ## after a change: pictures of diagrams, stil
 	$(RUN) -m tools.site.diagrams $(MERMAID)
 	$(RUN) -m tools.site.stills
 	$(RUN) -m tools.site.break_it
-	$(RUN) -m tools.site.card
 	$(RUN) -m tools.site.pages
 
 site: $(VENV)/ready  ## the documentation, into site/; a broken link or page ends it

@@ -56,7 +56,7 @@ def batches_of_torch(state: dict, rank: int) -> list[list[int]]:
 
 def test_shares_are_those_of_torch(scripts: Page) -> None:
     grid = {
-        "images": (7, 12, 19, 60), "ranks": range(1, 9), "batch": (1, 3),
+        "images": (7, 12, 60), "ranks": (1, 2, 3, 8), "batch": (1, 3),
         "way": ("sampler", "unshuffled", "exact"), "drop": (False, True),
         "setEpoch": (False, True), "epoch": (0, 3),
     }  # fmt: skip
@@ -302,8 +302,6 @@ def test_play_stops_at_the_end_and_a_reader_hears_that(page: Page, address: str)
     step.press("ArrowRight")
     page.clock.run_for(5000)
     assert (step.input_value(), play.inner_text()) == ("1", "▶ Play")
-    page.emulate_media(reduced_motion="reduce")
-    assert not play.is_visible()
 
 
 def test_fields_without_effect_are_hidden(page: Page, address: str) -> None:

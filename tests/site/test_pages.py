@@ -214,14 +214,6 @@ def test_twin_that_is_missing(tmp_path: Path) -> None:
     assert check_twins.problems(tmp_path) == ["more.md: only in zh"]
 
 
-def test_pasted_code_is_found(tmp_path: Path) -> None:
-    lines = (ROOT / "02_distributed/main.py").read_text().splitlines()
-    at = next(n for n, line in enumerate(lines) if "device = setup_device(" in line)
-    code = "\n".join(lines[at : at + 6])
-    page = f'# T <a id="t"></a>\n\n```python example\n{code}\n```\n'
-    assert "is pasted: use a link" in "\n".join(twins(tmp_path, page, page))
-
-
 def test_pages_are_whole() -> None:
     """What their links stand for is in them, as it is today. After a change: make pages."""
     assert [str(path) for path in pages.stale()] == [], "run make pages"
@@ -324,6 +316,13 @@ def test_page_on_github(name: str) -> None:
     """Nothing raw stands in it, and all of its links lead somewhere."""
     shown = on_github((ROOT / name).read_text("utf-8"))
     assert raw(shown) == [] and gone(name, shown) == []
+
+
+def test_cases_have_symptoms() -> None:
+    """The table by which people find them has them all."""
+    table = (DOCS / "en/cases.md").read_text("utf-8").split("\n## ")[1]
+    linked = set(re.findall(r"\(#(\w+)\)", table))
+    assert linked == {path.stem for path in DOCS.glob("examples/cases/*.py")}
 
 
 def test_rules_name_what_is_there() -> None:

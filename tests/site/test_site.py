@@ -4,7 +4,6 @@ browser for all of it, so all of it on one worker."""
 import html
 import json
 import re
-import struct
 import sys
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from harness import ROOT, run
 pytest.importorskip("playwright", reason="needs requirements-dev.txt")
 pytest.importorskip("mkdocs", reason="needs requirements-dev.txt")
 from playwright.sync_api import Browser, Page
-
-from tools.site.codealong import FORMS
 
 pytestmark = pytest.mark.xdist_group("site")
 
@@ -51,21 +48,6 @@ def test_code_is_not_in_the_search_index(site: Path) -> None:
         assert len(docs) > len(NAMES)
         assert {doc["location"].startswith("en/") for doc in docs} == {language == "en"}
         assert not [doc["location"] for doc in docs if "epoch_batches" in doc["text"]]
-
-
-def test_plain_pages_are_whole(site: Path) -> None:
-    """llms.txt lists every page as plain Markdown, with the code that its links stand for."""
-    places = re.findall(r"^- \[.+?\]\((.+?)\)", (site / "llms.txt").read_text(), re.M)
-    pages = {str(path.relative_to(DOCS)).removeprefix("zh/") for path in DOCS.glob("??/**/*.md")}
-    assert set(places) == pages
-    for place in places:
-        text = (site / place).read_text()
-        raw = rf"""\(\S+ ["']({"|".join(FORMS)})\b|<(div|!--)|markdown>"""
-        assert not re.search(raw, text), place
-        assert text.count("```") % 2 == 0, place
-    line = "train_loader.sampler.set_epoch(epoch)"
-    assert line in (site / "en/chapters/02_distributed.md").read_text()
-    assert "+        sampler.set_epoch(epoch)" in (site / "convert.md").read_text()
 
 
 # --- in a browser ---------------------------------------------------------------------------------
@@ -222,13 +204,6 @@ def test_not_found(chromium: Browser, site: Path, address: str) -> None:
         opened.close()
 
 
-def test_cards() -> None:
-    """What is shown beside a link to the site has the size that was promised, in both languages."""
-    for language in ("zh", "en"):
-        png = (DOCS / f"assets/images/card.{language}.png").read_bytes()
-        assert struct.unpack(">II", png[16:24]) == (1200, 630)
-
-
 def test_links_to_files(site: Path) -> None:
     """Without an address of the repository they lead to copies, which are the files."""
     page = (site / "en/chapters/03_multiprocessing/index.html").read_text()
@@ -244,24 +219,6 @@ def test_doctor_to_download(site: Path, tmp_path: Path) -> None:
         assert (page / link).resolve() == site.resolve() / "doctor.pyz"
     said = run([sys.executable, site / "doctor.pyz", "--explain", "no_sync"], tmp_path)
     assert said.returncode == 0 and "no_sync" in said.stdout, said.output
-
-
-def test_cases_of_a_symptom(page: Page, address: str) -> None:
-    """A click shows the cases that its row links to, and a link any other; each is in some row."""
-    page.goto(f"{address}en/cases/")
-    rows = page.locator("table").first.locator("tbody tr")
-    shown = page.locator("article h3:visible")
-    everything = shown.count()
-    linked: set[str] = set()
-    for row in rows.all():
-        links = row.locator("a").evaluate_all("all => all.map(a => a.hash.slice(1))")
-        row.locator("button").click()
-        assert sorted(shown.evaluate_all("all => all.map(e => e.id)")) == sorted(links)
-        linked |= set(links)
-    assert len(linked) == everything
-    page.evaluate("location.hash = 'trl_unwrapped'")  # as any link does
-    page.wait_for_function("document.getElementById('trl_unwrapped').offsetParent")
-    assert shown.count() == everything
 
 
 # What people type, and the section that answers it.

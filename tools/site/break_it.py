@@ -3,6 +3,9 @@ docs/examples/convert/multi.py is forgotten. All of it is from break-it.json, wh
 record_breaks.py has recorded; what is said above the lanes follows from its numbers.
 
     make figures
+
+docs/assets/images/card.en.png and card.zh.png, which a chat shows beside a link to the site, are
+screenshots of 1200 x 630: the home page's sentence above the still in light colours.
 """
 
 import json

@@ -18,7 +18,6 @@ from mkdocs.structure.pages import Page
 from tools.site.break_it import widget
 from tools.site.codealong import COPIES, LEGEND, linked
 from tools.site.forms import DESCRIPTION
-from tools.site.pages import plain
 from tools.site.source import ROOT, SiteError, read
 from tools.site.theme import change_scripts
 
@@ -36,7 +35,6 @@ META = {
     "recipes.md": {"hide": ["navigation", "toc"], "search": {"boost": 1.5}},
     "troubleshooting.md": {"search": {"boost": 2}},
 }
-listed: dict[str, str] = {}  # plain Markdown: its place in the site -> a line of llms.txt
 
 
 def on_pre_build(config: MkDocsConfig) -> None:
@@ -85,7 +83,6 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    write_plain(page, config)
     output = named(output, page.file.src_uri.partition("/")[0])
     # On a phone they scroll to the side: by the keyboard, too.
     output = output.replace('class="tabbed-labels"', 'class="tabbed-labels" tabindex="0"')
@@ -129,29 +126,12 @@ def translation(found: re.Match, address: str | None) -> str:
     return f'<link rel="alternate" href="{urljoin(address, found[1])}"{found[2]}'
 
 
-def write_plain(page: Page, config: MkDocsConfig) -> None:
-    """convert.md beside convert/: for those who read without a browser."""
-    place = page.file.src_uri.removeprefix("zh/")
-    source = Path(page.file.abs_src_path).read_text(encoding="utf-8")
-    target = Path(config.site_dir, place)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(plain(source, page.file.src_uri, config.repo_url or ""), encoding="utf-8")
-    about = page.meta.get("description", "")
-    listed[place] = f"- [{page.title}]({config.site_url or ''}{place})" + f": {about}" * bool(about)
-
-
 @event_priority(-200)  # after the plug-in of the languages, which makes one search index of both
 def on_post_build(config: MkDocsConfig) -> None:
-    """llms.txt (llmstxt.org), copies of the files that pages show and link to, and the theme's
-    scripts as they are here. Called once for each language: the last time all pages are known."""
+    """Copies of the files that pages show and link to, and the theme's scripts as they are here.
+    Called once for each language: the last time all pages are known."""
     change_scripts(Path(config.site_dir))
     split_index(Path(config.site_dir, "search"), config.extra["searched"])
-    english = [line for place, line in listed.items() if place.startswith("en/")]
-    chinese = [line for place, line in listed.items() if not place.startswith("en/")]
-    about = "Training on many GPUs with PyTorch: each page as plain Markdown, with its code"
-    parts = ["# PyTorch multi-GPU cookbook", "", f"> {about}", ""]
-    parts += ["## English", "", *english, "", "## 中文", "", *chinese, ""]
-    Path(config.site_dir, "llms.txt").write_text("\n".join(parts), encoding="utf-8")
     for path in linked:
         target = Path(config.site_dir, COPIES, f"{path}.txt")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,8 @@ import textwrap
 from pathlib import Path
 
 from ..benchmark.table import tables
-from .codealong import COPIES, difference
-from .forms import END, Directive, SiteError, by_hand, directive, repository_path
+from .codealong import difference
+from .forms import END, Directive, SiteError, by_hand, directive
 from .source import ROOT, Source, read, translated
 from .verdicts import comparison, verdict
 
@@ -31,7 +31,6 @@ CHANGES = [
     (r"^( *\[.*\]\(\S+) ([\"']).*\2\)$", r"\1)"),  # what the build puts there
     (r"\n{3,}", "\n\n"),
 ]
-LINK = re.compile(r"(\[[^]]+\]\()([^)\s]+)(?=\))")
 
 
 def fenced(kind: str, lines: list[str]) -> list[str]:
@@ -147,29 +146,16 @@ def stale() -> dict[Path, str]:
     return pages
 
 
-def plain(text: str, page: str, repository: str = "") -> str:
-    """A page's Markdown. page: such as en/index.md."""
-    copies = "../" * page.removeprefix("zh/").count("/") + COPIES
-
-    def public(found: re.Match) -> str:
-        target = found[2]
-        if path := repository_path(page, target):
-            target = f"{repository}/blob/main/{path}" if repository else f"{copies}/{path}.txt"
-        return found[1] + target
-
-    for form, instead in CHANGES:
-        text = re.sub(form, instead, text, flags=re.M)
-    return LINK.sub(public, text).strip() + "\n"
-
-
-def linked_inside(text: str, pages: list[str]) -> str:
-    """For a folder that has these pages alone: links to others become text."""
+def plain(text: str, pages: list[str]) -> str:
+    """A page for a folder that has these pages alone: links to others become text."""
 
     def kept(found: re.Match) -> str:
         target = found[2].partition("#")[0]
         return found[0] if target.startswith("http") or target in ("", *pages) else found[1]
 
-    return re.sub(r"\[([^]]+)\]\(([^)]*)\)", kept, text)
+    for form, instead in CHANGES:
+        text = re.sub(form, instead, text, flags=re.M)
+    return re.sub(r"\[([^]]+)\]\(([^)]*)\)", kept, text).strip() + "\n"
 
 
 if __name__ == "__main__":
@@ -177,5 +163,4 @@ if __name__ == "__main__":
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT))
     for name in sys.argv[1:2]:
-        text = Path(name).read_text(encoding="utf-8")
-        print(linked_inside(plain(text, name.removeprefix("docs/")), sys.argv[2:]), end="")
+        print(plain(Path(name).read_text(encoding="utf-8"), sys.argv[2:]), end="")
