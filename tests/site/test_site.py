@@ -112,6 +112,7 @@ def test_a_chapter(page: Page, address: str) -> None:
 
     page.set_viewport_size({"width": 390, "height": 844})
     assert narrow.is_visible() and not wide.is_visible()
+    assert page.locator(".walk .tag:visible").count() == 0 < page.locator(".walk .tag").count()
     assert box("code")["x"] < box("text")["x"] + box("text")["width"]
     assert box("code")["y"] >= box("text")["y"] + box("text")["height"]
 

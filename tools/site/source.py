@@ -3,6 +3,7 @@
 import ast
 import io
 import json
+import re
 import tokenize
 from collections.abc import Collection
 from functools import cache
@@ -20,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".yaml": "yaml"}  # others: text
 # Most tokens are of these classes, and all of them have the colour of plain text.
 PLAIN = {"", "n", "w", "esc", "x"}
+# A comment of which a phone has no need: a bar marks the line, the note names the step.
+TAG = re.compile(r"# (\[dist\]|(step \d|第 \d 步).*)")
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 Tokens = list[tuple[str, str]]  # of one line: CSS class and text
@@ -30,7 +33,7 @@ def coloured(text: str, language: str) -> list[Tokens]:
     quotes above it are seen."""
     lines: list[Tokens] = [[]]
     for kind, value in lex(text, get_lexer_by_name(language, stripnl=False)):
-        name = STANDARD_TYPES.get(kind, "")
+        name = "c1 tag" if TAG.fullmatch(value) else STANDARD_TYPES.get(kind, "")
         for number, piece in enumerate(value.split("\n")):
             if number:
                 lines.append([])
