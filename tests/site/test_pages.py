@@ -140,7 +140,7 @@ def test_diff_is_that_of_the_files() -> None:
     """Its rows, put together, are exactly the lines that differ; numbers are the real ones."""
     old, new = read("02_distributed/main.py"), read("03_multiprocessing/main.py")
     rows = [row for _, found in hunks(old, new) for row in found]
-    for kind, left, right, markup, _ in rows:
+    for kind, left, right, markup in rows:
         text = html.unescape(re.sub(r"<[^>]+>", "", markup))
         assert kind == "+" or text == old.lines[left - 1]
         assert kind == "-" or text == new.lines[right - 1]

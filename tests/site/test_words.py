@@ -57,7 +57,7 @@ def test_a_mark_names_lines_or_ends_the_build() -> None:
 APART = """words => words.map(word => {
     const lines = word.closest(".walk-text").nextElementSibling.querySelectorAll(LINE);
     const top = (element) => element.getBoundingClientRect().top;
-    const seen = word.dataset.at.split(" ").map(n => lines[n]).filter(e => e.offsetParent);
+    const seen = word.dataset.at.split(" ").map(n => lines[n]);
     return Math.min(...seen.map(line => Math.abs(top(line) - top(word))));
 })""".replace("LINE", "'.ln, .cd-hunk > [data-l]'")
 

@@ -1,5 +1,4 @@
-"""The difference of two files as rows, and the rows as HTML that is one column on a phone and two
-on a wide screen."""
+"""The difference of two files as rows, and the rows as HTML."""
 
 import re
 from bisect import bisect
@@ -15,9 +14,8 @@ CONTEXT = 3
 DISTRIBUTED = "[dist]"  # in the comment of a line that is there only because training is
 WHOLE = 10_000
 MARK = re.compile(r"# (step \d+)\b")  # diff OLD "step 3"
-# kind ("=", "-" or "+"), line number in the left file, in the right file (0: not in it), HTML of
-# the line, and the row that it stands in where both files are side by side
-Row = tuple[str, int, int, str, int]
+# kind ("=", "-" or "+"), line number in the old file, in the new file (0: not in it), HTML
+Row = tuple[str, int, int, str]
 Hunk = tuple[str, list[Row]]  # the function that it begins in, and the rows
 
 
@@ -52,19 +50,17 @@ def hunks(old: Source, new: Source, context: int = CONTEXT) -> list[Hunk]:
     result = []
     for group in matcher.get_grouped_opcodes(context):
         rows: list[Row] = []
-        at = 1
         for tag, a1, a2, b1, b2 in group:
             left, right = range(a1 + skip[0], a2 + skip[0]), range(b1 + skip[1], b2 + skip[1])
             if tag == "equal":
-                for n, (i, j) in enumerate(zip(left, right, strict=True)):
-                    rows.append(("=", i + 1, j + 1, to_html(old.tokens[i]), at + n))
+                for i, j in zip(left, right, strict=True):
+                    rows.append(("=", i + 1, j + 1, to_html(old.tokens[i])))
             else:
                 olds = [old.tokens[i] for i in left]
                 news = [new.tokens[j] for j in right]
                 pairs = [replaced(*pair) for pair in zip_longest(olds, news, fillvalue=[])]
-                rows += [("-", i + 1, 0, pairs[n][0], at + n) for n, i in enumerate(left)]
-                rows += [("+", 0, j + 1, pairs[n][1], at + n) for n, j in enumerate(right)]
-            at += max(len(left), len(right))
+                rows += [("-", i + 1, 0, pairs[n][0]) for n, i in enumerate(left)]
+                rows += [("+", 0, j + 1, pairs[n][1]) for n, j in enumerate(right)]
         result.append((new.owner(rows[0][2] or group[0][3] + skip[1] + 1), rows))
     return result
 
@@ -73,7 +69,7 @@ def steps_of(rows: list[Row], old: Source, new: Source, marks: Source) -> list[s
     """Which step each row of a difference is of. A mark, `# step 3`, is that of its line and of the
     new lines below it, up to the next mark; above the first mark of a change they are of that one.
     A line that is gone is of the same step as the new line that is most like it, with which it is
-    compared anew: side by side another one may stand opposite."""
+    compared anew: another one may stand opposite."""
     steps = [""] * len(rows)
     for changed, group in groupby(range(len(rows)), lambda n: rows[n][0] != "="):
         run = list(group)
@@ -93,7 +89,7 @@ def steps_of(rows: list[Row], old: Source, new: Source, marks: Source) -> list[s
                 steps[n] = steps[near]
                 html[n], html[near] = replaced(gone, come[near])
         for n in run:
-            rows[n] = (*rows[n][:3], html[n], rows[n][4])
+            rows[n] = (*rows[n][:3], html[n])
     return steps
 
 
@@ -123,22 +119,15 @@ def step_hunks(old: Source, new: Source, marks: Source, step: str) -> list[Hunk]
 
 
 def row_html(row: Row) -> str:
-    kind, old, new, html, at = row
-    place = f'style="--r:{at}"'
-    dist = " dist" * (DISTRIBUTED in html)
-    if kind == "-":
-        return f'<div class="cd-del{dist}" data-l="{old}" {place}>{html}</div>'
-    if kind == "+":
-        return f'<div class="cd-add{dist}" data-l="{new}" {place}>{html}</div>'
-    # Twice: on a phone only the right one is seen.
-    twin = f'<div class="cd-old{dist}" data-l="{old}" aria-hidden="true" {place}>{html}</div>'
-    return f'{twin}<div class="cd-new{dist}" data-l="{new}" {place}>{html}</div>'
+    kind, old, new, html = row
+    name = {"-": "del", "+": "add", "=": "new"}[kind] + " dist" * (DISTRIBUTED in html)
+    return f'<div class="cd-{name}" data-l="{new or old}">{html}</div>'
 
 
 def diff_html(
     old: Source, new: Source, link: Callable[[str], str], found: list[Hunk], step: str = ""
 ) -> str:
-    """A difference, with a head that names both files; that of a step is in one column always."""
+    """A difference, with a head that names both files, of a step without their folders."""
     names = [Path(source.path).name if step else source.path for source in (old, new)]
     kinds = [row[0] for _, rows in found for row in rows]
     added, removed = kinds.count("+"), kinds.count("-")
@@ -150,7 +139,7 @@ def diff_html(
     # <figure>, not <div>: the search index takes the first </div> inside for the end of what it
     # was told to leave out.
     return (
-        f'<figure class="cd{" cd-one" * bool(step)}" data-search-exclude><figcaption>'
+        f'<figure class="cd" data-search-exclude><figcaption>'
         f'<span><a href="{link(old.path)}">{names[0]}</a> <span class="cd-to">→</span> '
         f'<a href="{link(new.path)}">{names[1]}</a></span>'
         f'<span class="cd-count"><b class="cd-plus">+{added}</b> <b class="cd-minus">−{removed}</b>'

@@ -66,7 +66,7 @@ def diff(path: str, found: Directive, language: str) -> list[str]:
     lines = []
     for name, rows in hunks:
         lines += [f"@@ {name} @@"] * bool(name or lines)
-        for kind, left, right, *_ in rows:
+        for kind, left, right, _ in rows:
             line = new.lines[right - 1] if right else old.lines[left - 1]
             lines.append(kind.replace("=", " ") + line)
     return fenced("diff", lines)

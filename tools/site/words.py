@@ -17,7 +17,7 @@ from markdown.util import HTML_PLACEHOLDER_RE
 from .forms import SiteError
 
 # A line of a part of a file, or of a difference; site.js counts the same elements.
-LINE = re.compile(r'<(span|div) class="(?:ln|cd-(?:add|del|new|old))\b[^>]*>(.*?)(?:</div>|\n)')
+LINE = re.compile(r'<(span|div) class="(?:ln|cd-(?:add|del|new))\b[^>]*>(.*?)(?:</div>|\n)')
 MARK = re.compile(r"<!-- = (.+?) -->")
 
 
