@@ -124,28 +124,6 @@ def test_timeline_is_that_of_the_model(scripts: Page) -> None:
         assert found["efficiency"] == pytest.approx(computes / takes), state
 
 
-def test_bars_are_as_long_as_the_axis_says(scripts: Page) -> None:
-    """Its last tick, which names the unit, is the first beyond 1.2 times the step."""
-    drawn = """states => states.map(given => {
-        const { compute, draw, fields, words } = cookbook.figures.overlap;
-        const state = cookbook.fit(fields, given);
-        const result = compute(state);
-        document.body.innerHTML = draw(result, state, words.en).picture;
-        const svg = document.querySelector("svg");
-        const bars = svg.querySelectorAll(".fig-forward, .fig-backward, .fig-waiting");
-        const length = [...bars].reduce((sum, bar) => sum + bar.width.baseVal.value, 0);
-        const ticks = [...svg.querySelectorAll("text[y='16']")].map(tick => tick.textContent);
-        return [1000 * result.step, length, ticks];
-    })"""
-    states = [{"images": str(n)} for n in (16, 64, 128, 256, 512, 1024)]
-    states += [{"accumulate": str(n)} for n in (2, 5, 16)] + [{"gpus": "1"}]
-    for milliseconds, length, ticks in scripts.evaluate(drawn, states):
-        first, *others, last = (float(t.removesuffix(" ms").replace(",", "")) for t in ticks)
-        assert first == 0 and ticks[-1].endswith(" ms") and 3 <= len(others) <= 12
-        assert others[-1] < 1.2 * milliseconds <= last
-        assert length == pytest.approx(376 * milliseconds / last, abs=1), milliseconds
-
-
 def test_the_text_says_what_the_picture_shows(scripts: Page) -> None:
     numbers = """given => {
         const { compute, fields, presets } = cookbook.figures.overlap;
@@ -207,25 +185,6 @@ def test_stills_are_what_the_scripts_draw(scripts: Page) -> None:
 
 def sentence(page: Page, name: str) -> str:
     return page.locator(f"#fig-{name} .fig-sentence").inner_text().replace("\xa0", " ")
-
-
-AS_SENT = """async (selector) => {
-    const text = await (await fetch(location.href)).text();
-    const html = new DOMParser().parseFromString(text, "text/html");
-    return html.querySelector(selector).innerHTML;
-}"""
-
-
-def test_it_starts_as_the_still_picture(page: Page, address: str) -> None:
-    """So nothing in the page moves. And without scripts there are no controls."""
-    page.goto(f"{address}concepts/")
-    for name in ("shares", "ring"):
-        figure = page.locator(f"#fig-{name}")
-        still = page.evaluate(AS_SENT, f"#fig-{name} .fig-picture")
-        assert figure.locator(".fig-picture").inner_html() == still
-        assert figure.locator("form").is_visible()
-    page.evaluate("document.documentElement.className = 'no-js'")
-    assert not figure.locator("form").is_visible() and figure.locator(".fig-picture").is_visible()
 
 
 def test_keyboard_pointer_and_address(page: Page, address: str) -> None:

@@ -4,7 +4,6 @@ in the READMEs lead somewhere."""
 import html
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,40 +68,29 @@ def other(a: int) -> int:
 '''
 
 
-@pytest.fixture
-def sample(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Renders a page that includes parts of SAMPLE."""
-    monkeypatch.setattr(codealong, "read", lambda path: Source(path, SAMPLE))
-    return render
-
-
 @pytest.mark.parametrize(
-    ("title", "first", "last", "begins"),
+    ("selector", "texts", "first", "last"),
     [
-        ("Box", 8, 20, "# Why there is a Box."),
-        ('Box.open "for n in"', 15, 19, "for n in range(LIMIT):"),
-        ('Box.open "first = 1" .. "in the loop"', 14, 19, "first = 1"),
-        ('- "import os" .. "LIMIT ="', 5, 7, "import os"),
+        ("Box", [], 8, 20),
+        ("Box.open", ["for n in"], 15, 19),
+        ("Box.open", ["first = 1", "..", "in the loop"], 14, 19),
+        ("-", ["import os", "..", "LIMIT ="], 5, 7),
     ],
 )
-def test_code(sample: Callable, title: str, first: int, last: int, begins: str) -> None:
-    page = sample(f"before\n\n[`a/main.py`](a/main.py 'code {title}')\n\nafter")
-    numbers = [int(n) for n in re.findall(r'class="ln[^>]*data-l="(\d+)"', page)]
-    assert numbers == list(range(first, last + 1))
-    shown = re.search(r'<span class="ln[^>]*>(.*)</span>$', page, re.M)[1]
-    assert html.unescape(re.sub(r"<[^>]+>", "", shown)) == begins
+def test_part(selector: str, texts: list[str], first: int, last: int) -> None:
+    assert Source("a/main.py", SAMPLE).part(selector, texts) == range(first, last + 1)
+
+
+def test_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines with their numbers, marked where the text is about them, or where they are there only
+    because training is distributed."""
+    monkeypatch.setattr(codealong, "read", lambda path: Source(path, SAMPLE))
+    link = r"""[`a/main.py`](a/main.py "code Box 'for n in' hl=first hl=\"the loop\"")"""
+    page = render(f"before\n\n{link}\n\nafter")
+    lines = re.findall(r'class="ln ?([^"]*)" data-l="(\d+)"', page)
+    assert lines == [("", "15"), ("hll dist", "16"), ("", "17"), ("hll", "18"), ("", "19")]
+    assert f"{REPO}/blob/main/a/main.py#L15-L19" in page
     assert "<p>before</p>" in page and "<p>after</p>" in page and "code Box" not in page
-    assert f"{REPO}/blob/main/a/main.py#L{first}-L{last}" in page
-
-
-def test_lines_are_marked(sample: Callable) -> None:
-    """Those that the text is about, and those that are there only because training is
-    distributed."""
-    page = sample(r"""[`a/main.py`](a/main.py "code Box 'for n in' hl=first hl=\"the loop\"")""")
-    assert re.findall(r'class="ln (.*?)" data-l="(\d+)"', page) == [
-        ("hll dist", "16"),
-        ("hll", "18"),
-    ]
 
 
 @pytest.mark.parametrize(
