@@ -65,21 +65,24 @@ def all_cases() -> dict[str, Case]:
     return {path.stem: read_case(path) for path in sorted(CASES.glob("*.py"))}
 
 
+def difference(wrong: list[str], right: list[str], context: int) -> list[str]:
+    """The mistake and its remedy, as a fence."""
+    lines = list(difflib.unified_diff(wrong, right, n=context, lineterm=""))[2:]
+    changes = [line for line in lines if line.strip("+- ") and line[:2] != "@@"]
+    return ["```diff", *changes, "```", ""]
+
+
 def of_case(case: Case) -> list[str]:
-    """Where it is from, and the mistake with its remedy as a difference."""
-    lines = difflib.unified_diff(case.branch(False), case.branch(True), n=2, lineterm="")
-    changes = [line for line in list(lines)[2:] if line.strip("+- ") and line[:2] != "@@"]
+    """Where it is from, and how it is mended."""
     name = case.path.name
     source = f"[{name}](../examples/cases/{name})"
     links = f"[{case.project} {case.report}]({case.url}), {case.date} · {source}"
-    return [links, "", "```diff", *changes, "```", ""]
+    return [links, "", *difference(case.branch(False), case.branch(True), 2)]
 
 
 def of_fault(name: str) -> list[str]:
-    """The fault and its remedy as a difference."""
-    texts = (faults.broken(name), faults.RIGHT.read_text(encoding="utf-8"))
-    changes = difflib.ndiff(*(text.splitlines() for text in texts))
-    return ["```diff", *(line for line in changes if line[0] in "+-"), "```", ""]
+    right = faults.RIGHT.read_text(encoding="utf-8")
+    return difference(faults.broken(name).splitlines(), right.splitlines(), 0)
 
 
 def verdict(path: str, name: str, language: str) -> tuple[list[str], list[str]]:

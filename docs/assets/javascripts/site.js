@@ -27,17 +27,10 @@
   }
   for (const kind of ["pointerover", "focusin", "click"]) addEventListener(kind, light);
 
-  // A difference is copied as the new code: without removed lines and signs. Most have one
-  // character before the code, a few a blank more, which leaves an odd number of blanks.
+  // A difference is copied as the new code: without removed lines and signs.
   function newCode(text) {
-    const lines = text
-      .trimEnd()
-      .split("\n")
-      .filter((line) => !line.startsWith("-"))
-      .map((line) => line.slice(1));
-    const blanks = lines.filter((line) => line.trim()).map((line) => line.search(/\S/));
-    const more = blanks.length > 0 && blanks.every((count) => count % 2 === 1) ? 1 : 0;
-    return lines.map((line) => line.slice(more)).join("\n");
+    const lines = text.trimEnd().split("\n");
+    return lines.flatMap((line) => (line.startsWith("-") ? [] : line.slice(1))).join("\n");
   }
 
   for (const figure of document.querySelectorAll("figure.cd")) {
