@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
+from check_twins import read_page
 from crew import Crew, call_main
 from harness import ROOT, TINY, load_chapter, rows
 from warm import run_warm
-
-from tools.site.check_twins import read_page
 
 HUB = "02_distributed"
 PAGE = read_page((ROOT / "docs/en/accelerators.md").read_text(encoding="utf-8"))

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from check_twins import Command, commands
 from harness import (
     CHAPTERS,
     ROOT,
@@ -24,8 +25,6 @@ from harness import (
 )
 from slurm import shared_cluster
 from torch.distributed.run import get_args_parser
-
-from tools.site.check_twins import Command, commands
 
 HUB = "02_distributed"
 ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
