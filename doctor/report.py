@@ -74,6 +74,7 @@ class Report:
         self.all_ranks = True  # or only those of one machine of several
         self.taken_out: set[str] = set()  # findings: the run lacked what they look at
         self.broken = False  # the script ended by an error
+        self.mild = False  # findings are only notes, whatever their severity
         self.blocked: dict[str, str] = {}  # findings whose probes are missing, and why
 
     def find(self, name: str, at: list | None, /, mild: bool = False, **values: object) -> None:
@@ -84,7 +85,7 @@ class Report:
         severity = kind_of(name).severity
         if which in self.allowed:
             advice = self.say("allowed")
-        if mild or which in self.allowed:
+        if mild or self.mild or which in self.allowed:
             severity = NOTE
         file, line = at or (None, None)
         text = seen.format(**values)

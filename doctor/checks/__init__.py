@@ -23,6 +23,7 @@ def judge(ranks: list[Rank], report: Report) -> None:
 
 
 def judge_one(check: Check, ranks: list[Rank], report: Report) -> None:
+    report.mild = check.between and weights.sweeps(ranks)
     groups = report.teams.groups if check.between else [ranks]
     for group in groups if not report.blocked.keys() >= set(check.names) else []:
         try:

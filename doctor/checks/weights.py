@@ -138,6 +138,16 @@ def averages_weights(ranks: list[Rank]) -> bool:
     return False
 
 
+def sweeps(ranks: list[Rank]) -> bool:
+    """Whether each rank trains a model of its own on purpose: with other settings, and alone."""
+    models = [rank.model.get("sizes") for rank in ranks]
+    settings = [rank.steps[0]["settings"] for rank in ranks if rank.steps]
+    wrapped = any(rank.model.get("wrappers") and not averages_nothing(rank) for rank in ranks)
+    together = wrapped or any(rank.summed(0, 10**9) > 100 for rank in ranks)
+    alike = all(model == models[0] for model in models) and len(set(settings)) < 2
+    return not together and not alike and ranks[0].group != "horovod"
+
+
 def unequal_rates(ranks: list[Rank]) -> dict | None:
     for steps in zip(*(rank.steps for rank in ranks), strict=False):
         for n, step in enumerate(steps):

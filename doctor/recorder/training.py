@@ -66,6 +66,7 @@ class Training:
         self.scaled = False
 
         parameters = parameters_of(optimizer)
+        groups = optimizer.param_groups if self.steps == 0 else []
         rates = [group.get("lr") for group in optimizer.param_groups]
         # A scheduler may hold a wrapper: accelerate's, Lightning Fabric's.
         mine = [s for s in self.schedulers if s.optimizer.param_groups is optimizer.param_groups]
@@ -84,6 +85,7 @@ class Training:
             rates=[float(rate) for rate in rates if isinstance(rate, int | float)],
             parameters=len(parameters),
             without=sum(p.grad is None for p in parameters),
+            settings=str([{k: v for k, v in g.items() if k != "params"} for g in groups]),
             schedules=[[self.schedulers[s], s.last_epoch] for s in mine],
             random=generators() if self.steps <= 2 else {},
             **window.step(),

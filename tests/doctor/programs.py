@@ -38,6 +38,14 @@ GROUP_OF_ONE = (
     "groups = [dist.new_group([n]) for n in range(world_size)]\n"
     "ddp = DDP(model, process_group=groups[rank])\n"
 )
+SWEEP = (  # each rank trains a model of its own, on all samples
+    "0.1 * world_size", "0.1 * (1 + rank)",
+    SAMPLER, "torch.utils.data.RandomSampler(train_set)", EPOCH, "",
+    "    for buffer in model.buffers():\n        dist.broadcast(buffer, 0)\n", "",
+    "in val_loader:", "in DataLoader(val_set, batch_size=8):",
+    "    dist.all_reduce(totals)\n", "",
+    "    if rank == 0:\n", "    if True:\n", '"checkpoint.pt"', 'f"checkpoint-{rank}.pt"',
+)  # fmt: skip
 # Faulty scripts where a finding was once lost, and it.
 FAULTY = {
     "a group of one rank for DDP": (
@@ -190,6 +198,8 @@ RIGHT = {
         "for epoch in range(3):\n", "batches = list(loader)\nfor epoch in range(3):\n",
         LOOP, "    for images, targets in batches:\n", EPOCH, "",
     ),
+    "a sweep": ("ddp = DDP(model)\n", "ddp = model\n", *SWEEP),
+    "a sweep under DDP": ("ddp = DDP(model)\n", GROUP_OF_ONE, *SWEEP),
     "one image repeated": ("images[:70], targets[:70]", "images[:69], targets[:69]"),
     "two models evaluated": ("in val_loader:", "in (*val_loader, *val_loader):"),
     "length buckets": (  # batches of like lengths, shuffled alike on all ranks, then divided

@@ -145,7 +145,8 @@ def test_advice_fits(script: Path, words: tuple, name: str, crew: Crew, tmp_path
 def test_no_false_alarm(what: str, crew: Crew, tmp_path: Path) -> None:
     text = faults.changed(faults.RIGHT.read_text(), programs.RIGHT[what])
     report = examined_text(crew, text, tmp_path)["en"]
-    assert report.findings == []
+    sweep = what.startswith("a sweep")
+    assert [found for found in report.findings if found.severity != "note" or not sweep] == []
     assert_all_ran(tmp_path, report)
 
 
