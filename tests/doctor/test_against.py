@@ -201,7 +201,7 @@ def test_rounding_that_cannot_be_taken_out(tmp_path: Path) -> None:
     """One line says which part to leave out."""
     words = ("ddp(points)", "ddp(points) @ torch.eye(4, dtype=torch.float32)")
     (tmp_path / "script.py").write_text(faults.changed(twins.BASE, words))
-    one = shlex.join(["torchrun", "--standalone", "script.py"])
+    one = shlex.join([sys.executable, "-m", "torch.distributed.run", "--standalone", "script.py"])
     options = ["--without", "all", "--against", one]
     result = run([sys.executable, ROOT / "doctor", *options, "true"], tmp_path)
     assert result.returncode == 2, result.output
