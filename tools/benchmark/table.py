@@ -16,11 +16,11 @@ ZH = {
 }  # fmt: skip
 CAPTION = {
     "en": "{cpu}, {cores} CPU cores{gpus}, torch {torch}; {processes} process{s}, {arch}, "
-    "{image_size} px, batch {batch_size_per_rank} a process, {steps} steps, generated JPEGs; the "
+    "{image_size} px, batch {batch_size_per_rank} a process, {steps} steps, generated images; the "
     "median of {rounds} rounds, in brackets the smallest and the largest; {date:.10}, commit "
     "{commit}.",
     "zh": "{cpu}，{cores} 个 CPU 核{gpus}，torch {torch}；{processes} 个进程，{arch}，{image_size} "
-    "像素，每进程 batch {batch_size_per_rank}，{steps} 步，生成的 JPEG；{rounds} 轮的中位数，"
+    "像素，每进程 batch {batch_size_per_rank}，{steps} 步，生成的图片；{rounds} 轮的中位数，"
     "括号内为最小值和最大值；{date:.10}，提交 {commit}。",
 }
 
