@@ -41,6 +41,12 @@ class Seen:
     values: dict = field(default_factory=dict)
 
 
+def singular(text: str) -> str:
+    """Of one step, tensor or sample. What a script has printed stands below, and stays as it is."""
+    first, *below = text.split("\n", 1)
+    return "\n".join([re.sub(r"(?<![\d.])1 (step|tensor|sample)s\b", r"1 \1", first), *below])
+
+
 class Comparison:
     def __init__(self, one: Run, two: Run, report: Report) -> None:
         self.one, self.two, self.report = one, two, report
@@ -54,7 +60,7 @@ class Comparison:
     def say(self, kind: str, which: str, step: int | None = None, /, **values: object) -> None:
         values = {"step": step, "a": self.one.label, "b": self.two.label, **values}
         texts = [line.format(**values) for line in self.report.words[f"twin:{which}"][:2]]
-        texts = [re.sub(r"(?<![\d.])1 (step|tensor|sample)s\b", r"1 \1", text) for text in texts]
+        texts = [singular(text) for text in texts]
         self.seen.append(Seen(kind, which, *texts, step=step, values=values))
 
     def parted(self) -> bool:

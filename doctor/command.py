@@ -198,7 +198,9 @@ def run_in_folder(args: argparse.Namespace, command: list[str]) -> tuple[Job, li
     print_ended(job, ranks)
     parts = (args.without or "").split(",")
     errors = " ".join(rank.ended.get("error", "") for rank in ranks)
-    if "rounding" in parts and re.search("[Dd]ouble", errors):
+    if "rounding" in parts and all(
+        re.search(kind, errors, re.I) for kind in ("double", "float|half")
+    ):
         left = ",".join(part for part in parts if part != "rounding")
         how = f"type --without {left}" if left else "leave --without rounding out"
         print(f"doctor: the script makes tensors of a coarser type than float64: {how}")

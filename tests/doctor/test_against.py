@@ -123,6 +123,8 @@ def test_numbers_beside_tensors(crew: Crew, tmp_path: Path) -> None:
     assert (seen.values["count"], seen.values["all"]) == (4, 12)
     comparison.say("same", "samples:same", count=1, size=1)
     assert comparison.seen[-1].text == "samples: 1 step of 1, of all ranks together"
+    comparison.say("note", "printed:known", count=1, all=1, rows="\n    A  after 1 steps")
+    assert comparison.seen[-1].text.endswith("after 1 steps")  # as the script has it
 
 
 MIXED = (
