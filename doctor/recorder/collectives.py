@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .figures import capturing, figures
-from .notes import hook, is_library, notes, unseen, user_line
+from .notes import hook, is_library, notes, user_line
 from .window import window
 
 # Below torch.distributed's functions: those, torch.compile may trace. A new one is found by its
@@ -146,8 +146,7 @@ class Trace(TorchFunctionMode):
     def __torch_function__(
         self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
     ) -> object:
-        with unseen:
-            result = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         notes.call("lost", self.follow, func, args, result)
         return result
 
@@ -216,8 +215,7 @@ def attach_functional(probe: str, module: object) -> None:
             if not sys._getframe(1).f_code.co_filename.startswith(TORCH):
                 given = signature.bind(*args, **kwargs).arguments
                 notes.call(probe, tell, kind, given["self"], given["group"])
-            with unseen:
-                return own(*args, **kwargs)
+            return own(*args, **kwargs)
 
         return call
 

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, Sampler, SequentialSampler, Subset
 from torch.utils.data.distributed import DistributedSampler
 
 from .contents import contents, described, fingerprint, length_of, numbered, to_root
-from .notes import notes, unseen, user_line
+from .notes import notes, user_line
 from .randomness import generators
 from .training import training
 from .window import window
@@ -199,12 +199,10 @@ def follow(probe: str, own_next: Callable) -> None:
     def following(iterator: object) -> object:
         one = getattr(iterator, "_doctor", None)
         if one is None:
-            with unseen:
-                return own_next(iterator)
+            return own_next(iterator)
         data.giving = one
         try:
-            with unseen:
-                batch = own_next(iterator)
+            batch = own_next(iterator)
         except StopIteration:
             notes.call(probe, data.end_of_pass, one)
             raise

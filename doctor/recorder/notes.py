@@ -102,21 +102,6 @@ class Notes:
 notes = Notes()
 
 
-class Unseen:
-    """A function that calls the script's within this is left out of tracebacks; on Python 3.10,
-    which does not look at an exception's traceback again, it stays in them."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: object, frames: object) -> None:
-        if frames is not None:
-            error.__traceback__ = frames.tb_next
-
-
-unseen = Unseen()
-
-
 def hook(
     probe: str, owner: object, name: str, before: Callable = None, after: Callable = None
 ) -> None:
@@ -126,8 +111,7 @@ def hook(
     @functools.wraps(own)
     def wrapper(*args: object, **kwargs: object) -> object:
         notes.call(probe, before, *args, **kwargs)
-        with unseen:
-            result = own(*args, **kwargs)
+        result = own(*args, **kwargs)
         notes.call(probe, after, result, *args, **kwargs)
         return result
 

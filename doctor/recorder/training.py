@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import collectives, twin
 from .collectives import trace
 from .figures import capturing, figures, figures_of
-from .notes import notes, unseen, user_line
+from .notes import notes, user_line
 from .others import all_modules, others
 from .randomness import generators
 from .window import window
@@ -277,8 +277,7 @@ def watch_forward(probe: str, own: Callable) -> None:
         if torch.compiler.is_compiling():
             return own(ddp, *args, **kwargs)
         notes.call(probe, window.forward, args, kwargs)
-        with unseen:
-            return own(ddp, *args, **kwargs)
+        return own(ddp, *args, **kwargs)
 
     DistributedDataParallel.forward = forward
 

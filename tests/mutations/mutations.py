@@ -676,8 +676,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("what the doctor ends is quiet", 1, "(self.traces / ENDED).touch()", "pass"),
     ],
     f"{DOCTOR}::test_an_error_of_the_script": [
-        ("tracebacks are those of the script", 1,
-         "error.__traceback__ = frames.tb_next", "pass"),
         ("a child's own error is told", 1, "told(status and (error or status))", "told(status)"),
     ],
     f"{DOCTOR}::test_ended_by_a_signal_to_all": [
