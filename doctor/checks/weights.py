@@ -13,6 +13,7 @@ TOLERANCE = 1e-6  # relative: smaller differences come from the order of additio
 @finds("no_averaging", WRONG, NEEDS)
 @finds("unequal_gradients", WRONG, f"{NEEDS} wrap")
 @finds("drifting_weights", WRONG, NEEDS)
+@finds("drifting_weights:average", NOTE)
 @finds("drifting_weights:beside", NOTE)
 def check_weights(ranks: list[Rank], report: Report) -> str | None:
     """Gradients at each step, and weights after so many steps."""
@@ -72,10 +73,11 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
     elif weights:
         report.find("drifting_weights", first.steps[-1]["made"], **weights)
     elif not report.teams.exchange:
-        for what in ("frozen", "beside"):
+        for what, kind in {"frozen": "frozen", "beside": "beside", "buffers": "beside"}.items():
             found = compared(ranks, what) and first_difference(ranks, what)
-            if found and all(stay(rank, what) for rank in ranks):
-                report.find(f"drifting_weights:{what}", at, **found)
+            copy = what == "beside" and first.model["others"][what] == sorted(sizes[0])
+            if found and (copy or all(stay(rank, what) for rank in ranks)):
+                report.find(f"drifting_weights:{'average' if copy else kind}", at, **found)
     return None
 
 

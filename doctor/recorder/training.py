@@ -244,16 +244,17 @@ def node(parameter: object) -> object:
 
 
 def find_model(parameters: set[int]) -> object:
-    """The outermost module that holds one of these parameters (of any: the largest)."""
+    """What DDP wraps, else the outermost module, that holds one of these parameters (of any: the
+    largest). Around DDP's there may be one that holds an average of the weights as well."""
     modules = all_modules()
     inner = {id(child) for module in modules for child in module._modules.values()}
-    outer = [module for module in modules if id(module) not in inner]
+    ddp = DistributedDataParallel
+    outer = [module for module in modules if isinstance(module, ddp) or id(module) not in inner]
     if parameters:
         outer = [m for m in outer if any(id(p) in parameters for p in m.parameters())]
 
     def weight(module: torch.nn.Module) -> tuple[bool, int]:
-        # On rank 0 an average of the weights may hold the model as well.
-        return isinstance(module, DistributedDataParallel), len(list(module.parameters()))
+        return isinstance(module, ddp), len(list(module.parameters()))
 
     return max(outer, key=weight, default=None)
 

@@ -80,6 +80,22 @@ VARIANTS = {
         "target = nn", "torch.manual_seed(rank)\ntarget = nn",
         "stem = nn", "torch.manual_seed(0)\nstem = nn",
     ),
+    # One module holds both, and the average gets equal buffers right before it is evaluated.
+    "average_in_a_task": (
+        "average_of_weights",
+        "nn.LayerNorm", "nn.BatchNorm1d",
+        "    optimizer = ", "    task = nn.ModuleDict({'ddp': ddp, 'average': ema.model})\n"
+        "    optimizer = ",
+        "        accuracy = ", "        accuracy_of(task['ddp'].eval(), val_loader)\n"
+        "        ddp.train()\n"
+        "        for buffer in ema.model.buffers():\n"
+        "            dist.broadcast(buffer, 0)\n"
+        "        accuracy = ",
+    ),
+    # An average that begins with the weights of each rank, before DDP has made them equal.
+    "wrong_average": (
+        "average_of_weights", "    model = nn", "    torch.manual_seed(rank)\n    model = nn",
+    ),
     # Each rank shuffles all images for itself: their number of objects does not hide it.
     "wrong_detection": ("detection", "sampler=sampler)", "shuffle=True)"),
     # The same under contrastive training, whose ranks gather the features of all samples.
@@ -123,6 +139,7 @@ WRONG = {
     "wrong_no_sampler": "same_samples",
     "wrong_own_share": "wrong_evaluation",
     "wrong_own_stop": "collective_order",
+    "wrong_average": "drifting_weights",
     "wrong_beside": "drifting_weights",
     "wrong_frozen": "drifting_weights",
     "wrong_statistics": "unequal_buffers",
@@ -138,8 +155,8 @@ CORE = """
     tensor_parallel_by_hand views_added_up
     wrong_fsdp_alike wrong_local_rank wrong_own_stop wrong_no_sampler wrong_contrast wrong_detection
     wrong_vote
-    curriculum episodes divided_classes_of_one_seed last_pass loader_of_users
-    fresh_mixing normalizer resume_at_end wrong_beside wrong_frozen wrong_statistics
+    average_in_a_task curriculum episodes divided_classes_of_one_seed last_pass loader_of_users
+    fresh_mixing normalizer resume_at_end wrong_average wrong_beside wrong_frozen wrong_statistics
 """.split()
 # What must be checked in them, and what must not: to be silent would be no proof.
 CHECKED = {
@@ -170,6 +187,7 @@ NOTES = {
     "gathered_and_cut": "wrong_evaluation",
     "grpo": "same_samples",
     "sequence_halves": "same_samples",
+    "wrong_average": "drifting_weights",
     "wrong_beside": "drifting_weights",
     "wrong_contrast": "overlapping_samples",
     "wrong_statistics": "unequal_buffers",
