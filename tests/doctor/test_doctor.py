@@ -17,7 +17,7 @@ import programs
 import pytest
 import torch
 from crew import Crew
-from examined import assert_all_ran, contract, examined_text, shown
+from examined import assert_all_ran, contract, examined_text, record, shown
 from harness import (
     CHAPTERS,
     HOROVOD,
@@ -445,9 +445,9 @@ def launched(chapter: str, argv: list, folder: Path) -> None:
     assert "all" not in [row["id"] for row in written["not_checked"]], written
 
 
-@pytest.mark.parametrize("chapter", ["03_multiprocessing", HOROVOD, SLURM])
+@pytest.mark.parametrize("chapter", [HOROVOD, SLURM])
 def test_launchers(chapter: str, tmp_path: Path) -> None:
-    """torchrun has the tests above; each other launcher, with loader workers."""
+    """With loader workers. (torchrun and mp.spawn have tests above.)"""
     if chapter == SLURM:
         skip_without_slurm()
     launched(chapter, FLAGS, tmp_path)
@@ -464,8 +464,9 @@ def test_chapters(chapter: str, tmp_path: Path) -> None:
     launched(chapter, [*FLAGS, "--epochs", "3", "--resume"], tmp_path)
 
 
-def test_compiled_collectives(tmp_path: Path) -> None:
+def test_compiled_collectives(crew: Crew, tmp_path: Path) -> None:
     """torch.compile traces functional collectives as a whole, although they are replaced."""
+    (tmp_path / "traces").mkdir()
     (tmp_path / "script.py").write_text(
         "import torch\n"
         "import torch.distributed as dist\n"
@@ -474,12 +475,12 @@ def test_compiled_collectives(tmp_path: Path) -> None:
         "@torch.compile(fullgraph=True, backend='eager')\n"
         "def add(x):\n"
         "    return all_reduce(x, 'sum', dist.group.WORLD)\n"
-        "print(add(torch.ones(2)).tolist(), flush=True)\n"
+        "torch.save(add(torch.ones(2)), f'sum{dist.get_rank()}.pt')\n"
         "dist.barrier()\n"
         "dist.destroy_process_group()\n"
     )
-    result = run([*TOOL, *TORCHRUN, "script.py"], tmp_path)
-    assert result.stdout.count("[2.0, 2.0]") == 2, result.output
+    crew.run(record, str(tmp_path / "script.py"), str(tmp_path), "", world_size=2)
+    assert [torch.load(tmp_path / f"sum{rank}.pt").tolist() for rank in (0, 1)] == [[2.0, 2.0]] * 2
 
 
 @pytest.mark.proof
