@@ -30,6 +30,7 @@ class Training:
         self.gradients = None  # figures of them, until the step is done
         self.closed = False  # a closure makes them inside the step, as Lightning's Trainer has it
         self.done = True  # a step() inside a step(), as Horovod has them, counts once
+        self.outer = None  # groups of the outer one's parameters, until the step
         self.numbers = count(1)  # of optimizers; a freed one's is not given again
         self.scheduler_numbers = count(1)
         self.optimizers = weakref.WeakKeyDictionary()  # -> the number of each
@@ -47,6 +48,7 @@ class Training:
         if self.steps == 0 and self.done:
             self.first_step(optimizer)
 
+        self.outer = optimizer.param_groups if self.done else self.outer
         self.done = False  # inside it, Horovod's calls this again, with averaged gradients
         if self.due() and not capturing():
             parameters = parameters_of(optimizer)
@@ -68,8 +70,9 @@ class Training:
         parameters = parameters_of(optimizer)
         groups = optimizer.param_groups if self.steps == 0 else []
         rates = [group.get("lr") for group in optimizer.param_groups]
-        # A scheduler may hold a wrapper: accelerate's, Lightning Fabric's.
-        mine = [s for s in self.schedulers if s.optimizer.param_groups is optimizer.param_groups]
+        # A scheduler may hold a wrapper: accelerate's, Lightning Fabric's; ZeRO is around one.
+        held, self.outer = (optimizer.param_groups, self.outer), None
+        mine = [s for s in self.schedulers if any(s.optimizer.param_groups is g for g in held)]
         self.steps += 1
         if optimizer not in self.optimizers:
             self.optimizers[optimizer] = next(self.numbers)

@@ -76,8 +76,10 @@ class Window:
         whole = [one for one in given if one.learns or not one.ended]
         if not whole:
             return self.chosen  # a later batch of a pass that was fetched as a whole before
+        # One that gives batches in two windows is trained on, under whatever they were asked for.
         known = [one for one in whole if one.line in self.lines]
-        return (known if self.lines else [one for one in whole if one.by_grad])[-1:]
+        seen = [one for one in whole if one.by_grad or one in self.given_before]
+        return (known if self.lines else seen)[-1:]
 
     def forward(self, args: tuple, kwargs: dict) -> None:
         given = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))

@@ -44,6 +44,22 @@ VARIANTS = {
         "threading.Thread(target=self.fill, args=(batches,), daemon=True).start()",
         "self.fill(batches)",
     ),
+    # Batches are asked for under no_grad, as by a timer around it.
+    "batches_under_no_grad": (
+        "scheduler_by_design",
+        "        for inputs, targets in loader:\n",
+        "        batches = iter(loader)\n"
+        "        for _ in range(len(loader)):\n"
+        "            with torch.no_grad():\n"
+        "                inputs, targets = next(batches)\n",
+    ),
+    # ZeRO steps an optimizer inside it, which has groups of parameters of its own.
+    "zero_of_torch": (
+        "scheduler_by_design",
+        "optimizer = torch.optim.AdamW(model.parameters(), ",
+        "from torch.distributed.optim import ZeroRedundancyOptimizer\n"
+        "    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, ",
+    ),
     # A library writes the files, and joins them.
     "results_of_a_library": (
         "results_by_files", "\n\ndef main():",
@@ -160,6 +176,8 @@ CORE = """
 """.split()
 # What must be checked in them, and what must not: to be silent would be no proof.
 CHECKED = {
+    # Its second backward pass shows that it trains on them.
+    "batches_under_no_grad": ("same_samples unequal_steps equal_randomness", "wrong_evaluation"),
     # Whatever its attributes hold, such as functions by their names.
     "dataset_readers": ("overlapping_samples unequal_targets", ""),
     "detection": ("overlapping_samples wrong_evaluation", ""),
@@ -177,6 +195,8 @@ CHECKED = {
     "sanity_check": ("wrong_evaluation", ""),
     # Who has joined calls other collectives than the rest, or the same ones from elsewhere.
     "unequal_joined": ("lost_gradient", "collective_order"),
+    # The scheduler holds the outer optimizer.
+    "zero_of_torch": ("schedule", ""),
 }
 
 # Notes, as right and wrong programs look alike here: they say what was seen, and when it is right.
