@@ -1,6 +1,7 @@
 """What the ranks of a job did, read back from the events of its processes."""
 
 import json
+import math
 import re
 from collections import defaultdict
 from contextlib import suppress
@@ -20,6 +21,7 @@ class Pass:
     first: int  # the pass that started its workers
     batches: list[dict] = field(default_factory=list)
     ended: bool = False
+    over: int = 0  # the row of its end, or of its last batch
     total: int | None = None  # batches that it should have
     steps: int = 0  # that learned from it
     reduced: list[dict] = field(default_factory=list)  # collectives between a batch and a step
@@ -29,6 +31,10 @@ class Pass:
         """Items in a batch; batch samplers of one's own do not say it."""
         sizes = [len(batch.get("indices", [])) for batch in self.batches]
         return self.loader["batch_size"] or max(sizes, default=1)
+
+    def begun(self) -> float:
+        """The row of its first batch."""
+        return self.batches[0]["row"] if self.batches else math.inf
 
     def whole(self) -> bool:
         """All batches came; not all programs ask for one more to see that there is none."""
@@ -82,7 +88,7 @@ class Rank:
     passes: dict[int, Pass] = field(default_factory=dict)
     steps: list[dict] = field(default_factory=list)
     figures: dict[str, dict] = field(default_factory=lambda: defaultdict(dict))
-    # Events of one kind, in their order, each with "place": the steps before it.
+    # Events of one kind, in their order, each with "place", the steps before it, and "row".
     events: dict[str, list] = field(default_factory=lambda: defaultdict(list))
     ended: dict = field(default_factory=dict)
     last: float = 0.0  # when its last event was
@@ -157,10 +163,11 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
     over: set[int] = set()  # of these, evaluations after which a batch of training came
     usual = set()  # lines that reduce where nothing was evaluated
     doubtful = []
-    for event in events:
+    for row, event in enumerate(events):
         kind = event["e"]
         rank.last = event["t"]
         event["place"] = len(rank.steps)
+        event["row"] = row  # times are too coarse for an order
         rank.events[kind].append(event)
         one = rank.passes.get(event.get("n"))
         if one is None and kind in ("batch", "end"):
@@ -179,10 +186,11 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
             rank.passes[event["n"]] = one
         elif kind == "batch":
             one.batches.append(event)
+            one.over = row
             recent.add(event["n"])
             over = recent - training if event["n"] in training else set()
         elif kind == "end":
-            one.ended = True
+            one.ended, one.over = True, row
         elif kind == "step":
             rank.steps.append(event)
             recent, over = set(), set()

@@ -205,30 +205,33 @@ def printed(run: Run) -> dict[str, list]:
     return found
 
 
-def others(mine: str, theirs: str, tolerance: float) -> list[str]:
-    """The words before each number that is another one, by more than rounding."""
+def others(mine: str, theirs: str, tolerance: float) -> list[str | None]:
+    """The words before each number that is another one, by more than rounding. None: a number with
+    its average in brackets, as in loss: 0.21 (0.25). The first may be of rank 0's last batch."""
     found = []
     pairs = zip(re.finditer(NUMBER, mine), re.finditer(NUMBER, theirs), strict=True)
     for one, other in pairs:
         digits = [len(m[0].partition(".")[2].partition("e")[0]) for m in (one, other)]
         last = 1.01 * 10.0 ** -max(digits) if max(digits) else 0
         if not math.isclose(float(one[0]), float(other[0]), rel_tol=tolerance, abs_tol=last):
-            found.append(mine[: one.start()].lower())
+            averaged = re.match(rf"\s*\(\s*{NUMBER}\)", mine[one.end() :])
+            found.append(None if averaged else mine[: one.start()].lower())
     return found
 
 
-def of_own_share(run: Run, line: dict, before: list[str]) -> bool:
+def of_own_share(run: Run, line: dict, before: list[str | None]) -> bool:
     """Whether rank 0 has computed these numbers of its own samples: nothing was told to other ranks
-    since the step before, and they are not of an evaluation."""
+    since the step before, and they are no result of an evaluation."""
     rank = run.first
     trained = {id(one) for one in rank.trained()}
-    evaluated = any(
-        one.place == line["place"] and one.batches and one.batches[0]["t"] <= line["t"]
-        for one in rank.passes.values()
-        if id(one) not in trained
-    )
-    if evaluated and not all(
-        re.search(r"train\w*\W*(loss\w*|acc\w*)?\W*$", text) for text in before
-    ):
-        return False
-    return evaluated or not rank.summed(line["place"] - 1, line["place"] + 1)
+    begun = [one for one in rank.passes.values() if one.begun() <= line["row"]]
+    latest = max(begun, key=Pass.begun, default=None)
+    since = rank.steps[line["place"] - 2]["row"] if line["place"] > 1 else 0
+    if latest and line["row"] < latest.over:  # while it gives batches
+        since = max(since, latest.begun())
+    elif any(one.place == line["place"] and id(one) not in trained for one in begun):
+        words = r"train\w*\W*(loss\w*|acc\w*)?\W*$"
+        return all(text is None or re.search(words, text) for text in before)
+    called = rank.events["collective"]
+    told = any(event["size"] for event in called if since <= event["row"] <= line["row"])
+    return not told or not any(before)

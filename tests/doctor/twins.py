@@ -206,6 +206,17 @@ KINDS = {
     "the loss of rank 0": (
         ('        print(f"epoch', '        print(f"train loss {loss:.4f}")\n        print(f"epoch'),
         "printed:share"),
+    "what rank 0 prints between its batches": (
+        ("        optimizer.zero_grad()\n",
+         "        print(f'Epoch: loss {loss:.4f}')\n        optimizer.zero_grad()\n",
+         "len(targets)])\n",
+         "len(targets)])\n            print(f'Test: {totals[0] / totals[1]:.4f}')\n"),
+        "printed:share"),
+    "the loss of rank 0 beside that of all": (
+        ("    model.eval()\n",
+         "    mean = loss.detach().clone()\n    dist.all_reduce(mean)\n    model.eval()\n"
+         "    print(f'Epoch: loss {loss:.4f} ({mean / world_size:.4f})')\n"),
+        "printed:share"),
 }  # fmt: skip
 SHIFT = """\
 class Shift(nn.Module):
