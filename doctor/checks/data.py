@@ -81,24 +81,37 @@ def check_numbers(loaders: list[dict], report: Report) -> None:
 
 def check_targets(lists: list[list[Pass]], report: Report) -> None:
     """Has each sample the same target on all ranks?"""
-    targets = [{} for _ in lists]
-    for found, passes in zip(targets, lists, strict=True):
+    targets, items = [{} for _ in lists], [{} for _ in lists]
+    for n, passes in enumerate(lists):
         for one in passes:
             if not one.loader["iterable"]:
-                found.update(one.by_key("targets"))
+                targets[n].update(one.by_key("targets"))
+                items[n].update(one.by_key("items"))
 
-    for mine, theirs in combinations(targets, 2):
+    for m, n in combinations(range(len(lists)), 2):
+        mine, theirs = targets[m], targets[n]
         common = mine.keys() & theirs.keys()
         pairs = {(mine[key], theirs[key]) for key in common}
         others = {key for key in common if mine[key] != theirs[key]}
-        # The same classes in another order; indices into other files give any pairs.
+        # The same classes in another order; indices into other files give any pairs, and also such
+        # ones, if their classes come in turn.
         classes = dict(pairs)
         reordered = len(classes) == len(pairs) and classes.keys() == set(classes.values())
-        if len(others) >= RENUMBERED and reordered:
+        same = [key for key in others & items[m].keys() if items[m][key] == items[n].get(key)]
+        known = len(same) >= RENUMBERED or same_names(lists[m][0].loader, lists[n][0].loader)
+        if others and not known:
+            report.skip("unequal_targets", "files")
+        elif len(others) >= RENUMBERED and reordered:
             key = min(others)
             values = {"key": key, "one": mine[key], "other": theirs[key]}
             return report.find("unequal_targets", lists[0][0].loader["at"], **values)
     return None
+
+
+def same_names(one: dict, other: dict) -> bool:
+    """Whether both loaders' data sets list the same names, one for each sample, such as files."""
+    lists = [entry for entry in one["numbered"].items() if entry[1][0] == one["root"]]
+    return any(other["numbered"].get(name) == names for name, names in lists)
 
 
 def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report: Report) -> None:

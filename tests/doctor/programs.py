@@ -79,6 +79,16 @@ FAULTY = {
          "    dist.all_reduce(totals)\n    dist.all_reduce(torch.tensor([21.0 * rank]))\n"),
         "wrong_evaluation",
     ),
+    "other classes of augmented files": (  # whose names alone tell that they are the same
+        ("train_set = TensorDataset(images[:70], targets[:70])\n",
+         "class Files(TensorDataset):\n"
+         "    def __getitem__(self, index):\n"
+         "        image, target = super().__getitem__(index)\n"
+         "        return image + rank, (target + rank) % 3\n\n\n"
+         "train_set = Files(images[:70], targets[:70])\n"
+         "train_set.paths = [f'{n}.png' for n in range(70)]\n"),
+        "unequal_targets",
+    ),
 }  # fmt: skip
 
 RIGHT = {
@@ -119,7 +129,8 @@ RIGHT = {
     "drawn with replacement": (
         SAMPLER, "torch.utils.data.WeightedRandomSampler(torch.ones(70), 35)", EPOCH, "",
     ),
-    "files divided by rank": (
+    "files divided by rank": (  # so an index has two targets, and classes come in turn
+        "torch.randint(3, (91,))", "torch.arange(91) % 3",
         "train_set = TensorDataset(images[:70], targets[:70])",
         "train_set = TensorDataset(images[rank:70:2], targets[rank:70:2])",
         SAMPLER, "torch.utils.data.SequentialSampler(train_set)", EPOCH, "",
