@@ -224,7 +224,7 @@ def main() -> None:
     status = job.process.returncode
 
     report = Report(language, tuple(args.allow))
-    report.broken = broken(ranks)
+    report.broken = broken(ranks) or bool(status and not job.ended)
     without = (args.without or "").split(",")
     report.taken_out = {name for name, part in TAKEN_OUT.items() if part in without}
     judge(ranks, report)

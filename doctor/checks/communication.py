@@ -20,7 +20,10 @@ def check_collectives(ranks: list[Rank], report: Report) -> str | None:
             check_pair(members[0], other, group, report)
     if not report.has("collective_order"):
         check_waits(ranks, report)
-    return None
+    silent = not all(rank.ended for rank in ranks)
+    told = any(rank.ended.get("error", "None") != "None" for rank in ranks)
+    died = report.broken and silent and not told and not report.has("collective_order")
+    return "died" if died else None
 
 
 def check_waits(ranks: list[Rank], report: Report) -> None:
