@@ -60,7 +60,7 @@ def slices(rank: Rank) -> bool:
     """Whether it trains on a part of each batch that its loader gives: the others' parts are other
     ones."""
     size = min((one.size() for one in rank.trained()), default=0)
-    rows = [step["rows"] for step in rank.steps[:3]]
+    rows = [sum(step["rows"]) for step in rank.steps[:3]]
     least = size / (2 * rank.world)  # fewer are a forward pass that only prepares DDP, say
     return all(least <= count < 0.75 * size for count in rows)
 

@@ -41,7 +41,10 @@ def check_accumulation(rank: Rank, ranks: int, report: Report) -> None:
     batches = sum(len(one.batches) for one in rank.trained())
     if not often or ranks < 2:
         return
-    if batches >= sum(averaged):  # else there are several losses of one batch
+    rows = [count for step in rank.steps for count in step["rows"]]
+    given = sum(len(one.keys()) for one in rank.trained())
+    cut = len(rows) >= sum(averaged) and sum(rows) == given  # batches, into micro-batches
+    if batches >= sum(averaged) or cut:  # else there are several losses of one batch
         times = max(averaged, key=averaged.count)
         report.find("no_sync:never", rank.steps[0]["at"], times=times)
 

@@ -24,7 +24,7 @@ class Window:
         self.at = None  # the line of the latest one
         self.wrapped = weakref.WeakSet()  # models under DDP
         self.averaged = 0  # of these, those whose gradients DDP averages
-        self.rows = 0  # of what DDP's models were given, until the step
+        self.rows: list = []  # of what DDP's models were given each time, until the step
 
     def batch(self, one: object, model: object) -> None:
         """model: the one that is trained, if it is known by now."""
@@ -85,7 +85,7 @@ class Window:
         given = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
         first = next(given, None)
         if first is not None and first.dim() and torch.is_grad_enabled():
-            self.rows += len(first)
+            self.rows.append(len(first))
 
     def step(self) -> dict:
         """For the event of an optimizer's step: what it has learned from."""
@@ -98,8 +98,8 @@ class Window:
             "averaged": self.averaged,
             "rows": self.rows,
         }
-        self.rows = 0
-        self.trained, self.exchanged, self.backwards, self.averaged = {}, {}, 0, 0
+        self.trained, self.exchanged, self.rows = {}, {}, []
+        self.backwards, self.averaged = 0, 0
         self.told.clear()  # gradients that were added up
         return fields
 

@@ -79,6 +79,16 @@ FAULTY = {
          "    dist.all_reduce(totals)\n    dist.all_reduce(torch.tensor([21.0 * rank]))\n"),
         "wrong_evaluation",
     ),
+    "a batch in two parts": (
+        ("batch_size=8, sampler", "batch_size=7, sampler", LOSS, "",
+         STEP,
+         "        optimizer.zero_grad()\n"
+         "        for part in range(2):\n"
+         "            outputs = ddp(images[part::2])\n"
+         "            (nn.functional.cross_entropy(outputs, targets[part::2]) / 2).backward()\n"
+         "        optimizer.step()\n"),
+        "no_sync",
+    ),
     "other classes of augmented files": (  # whose names alone tell that they are the same
         ("train_set = TensorDataset(images[:70], targets[:70])\n",
          "class Files(TensorDataset):\n"
@@ -305,6 +315,18 @@ RIGHT = {
         "        if steps % 2 == 0:\n"
         "            optimizer.step()\n"
         "            optimizer.zero_grad()\n",
+    ),
+    "two losses of a forward pass": (  # of models that share nothing but their wrapper
+        "ddp = DDP(model)\n",
+        "class Both(nn.ModuleList):\n"
+        "    def forward(self, x):\n"
+        "        return [part(x) for part in self]\n\n\n"
+        "ddp = DDP(Both([model, nn.Linear(8, 1)]))\n",
+        LOSS,
+        "        outputs, others = ddp(images)\n"
+        "        others.square().mean().backward()\n"
+        "        loss = nn.functional.cross_entropy(outputs, targets)\n",
+        STEP, "        loss.backward()\n        optimizer.step()\n        optimizer.zero_grad()\n",
     ),
     "two losses of a batch": (
         STEP,

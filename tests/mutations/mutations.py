@@ -676,8 +676,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          'getattr(ddp, "require_forward_param_sync", False)', "True"),
     ],
     f"{DOCTOR}::test_no_false_alarm[two-losses-of-a-batch]": [
-        ("several losses of a batch are no accumulation", 1, "if batches >= sum(averaged)",
-         "if True"),
+        ("several losses of a batch are no accumulation", 1, "sum(rows) == given", "True"),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[two-losses-of-a-forward-pass]": [
+        ("losses of a forward pass are no accumulation", 1, "len(rows) >= sum(averaged)", "True"),
     ],
     f"{CASES}[fsdp2_late_wrap]": [
         ("the doctor reads no freed memory", 1,
