@@ -45,6 +45,7 @@ def test_the_parts_fit() -> None:
     }
 
 
+@pytest.mark.proof  # torchrun over two machines runs in test_slurm.py
 def test_the_command_trains(tmp_path: Path) -> None:
     """Two pods stand side by side on loopback. Kubernetes tells each its number."""
     command = COMMAND
