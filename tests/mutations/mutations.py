@@ -406,7 +406,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_no_false_alarm[an-average-that-holds-the-model]": [
         ("DDP wraps the model that is trained", 1,
-         "return isinstance(module, DistributedDataParallel), len", "return False, len"),
+         "return isinstance(module, ddp), len", "return False, len"),
     ],
     f"{DOCTOR}::test_is_not_hidden[a-SyncBatchNorm-of-one's-own-and-no-shares]": [
         ("a SyncBatchNorm may be somebody's own", 1, "if norm or name ==", "if name =="),
