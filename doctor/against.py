@@ -416,7 +416,8 @@ class Comparison:
         mine, theirs = map(printed, self.runs)
         both = [
             pair
-            for words in mine.keys() & theirs.keys()
+            for words in mine
+            if words in theirs  # as they came
             for pair in zip(mine[words], theirs[words], strict=False)
         ]
         tolerance = self.tolerance()
