@@ -65,6 +65,8 @@ def numbered(dataset: object) -> Iterator[tuple[str, tuple]]:
         named = all(isinstance(name, str | os.PathLike) for name, _ in pairs)
         if not named or len(numbers) != len(value) or len(value) < 2:
             continue
+        if len({name for name, _ in pairs}) < len(pairs):
+            continue  # the class of each sample, say
 
         parts = together = 0
         for name, number in pairs:

@@ -142,7 +142,8 @@ RIGHT = {
     "files divided by rank": (  # so an index has two targets, and classes come in turn
         "torch.randint(3, (91,))", "torch.arange(91) % 3",
         "train_set = TensorDataset(images[:70], targets[:70])",
-        "train_set = TensorDataset(images[rank:70:2], targets[rank:70:2])",
+        "train_set = TensorDataset(images[rank:60:2], targets[rank:60:2])\n"
+        "train_set.labels = ['abc'[target] for target in targets[rank:60:2]]",
         SAMPLER, "torch.utils.data.SequentialSampler(train_set)", EPOCH, "",
     ),
     "rank 0 decides to stop": (
