@@ -21,16 +21,19 @@ def length_of(dataset: object) -> int | None:
     return None
 
 
-def fingerprint(dataset: object) -> str:
-    """Of a dataset's own attributes: a hint whether indices mean the same on two ranks."""
+def fingerprint(dataset: object, depth: int = 2) -> str:
+    """Of a dataset's own attributes, and of those of a dataset in it: a hint whether indices mean
+    the same on two ranks."""
     text = [type(dataset).__name__, str(length_of(dataset))]
     for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
         if isinstance(value, str | int | float | bool):
             text.append(f"{name}={value!r}")
         elif is_array(value) or isinstance(value, SEQUENCES):
             with suppress(Exception):
-                some = value[:: max(1, len(value) // 16)]
+                some = getattr(value, "iloc", value)[:: max(1, len(value) // 16)]
                 text.append(f"{name}={len(value)} {some!r:.5000}")
+        elif depth and is_dataset(value):
+            text.append(f"{name}={fingerprint(value, depth - 1)}")
     plain = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(text))
     return hashlib.md5(plain.encode()).hexdigest()
 
@@ -45,7 +48,13 @@ def described(dataset: object) -> bool:
 
 
 def is_array(value: object) -> bool:
-    return type(value).__module__ in ("torch", "numpy")
+    kind = type(value)
+    return kind.__module__ in ("torch", "numpy") or hasattr(kind, "iloc")  # of pandas
+
+
+def is_dataset(value: object) -> bool:
+    kind = type(value)
+    return hasattr(kind, "__getitem__") and hasattr(kind, "__len__") and not issubclass(kind, dict)
 
 
 def numbered(dataset: object) -> Iterator[tuple[str, tuple]]:

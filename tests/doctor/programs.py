@@ -146,6 +146,19 @@ RIGHT = {
         "train_set.labels = ['abc'[target] for target in targets[rank:60:2]]",
         SAMPLER, "torch.utils.data.SequentialSampler(train_set)", EPOCH, "",
     ),
+    "a share inside a data set": (  # sorted by class, so an index has one target
+        "torch.randint(3, (91,))", "torch.arange(91) // 30 % 3",
+        "train_set = TensorDataset(images[:70], targets[:70])\n",
+        "class Noisy(torch.utils.data.Dataset):\n"
+        "    def __init__(self, inner):\n"
+        "        self.inner, self.folder = inner, 'images'\n\n"
+        "    def __len__(self):\n        return len(self.inner)\n\n"
+        "    def __getitem__(self, index):\n"
+        "        image, target = self.inner[index]\n"
+        "        return image + 0.1 * torch.randn(8), target\n\n\n"
+        "train_set = Noisy(TensorDataset(images[rank:60:2], targets[rank:60:2]))\n",
+        SAMPLER, "torch.utils.data.SequentialSampler(train_set)", EPOCH, "",
+    ),
     "rank 0 decides to stop": (
         "in val_loader:", "in DataLoader(val_set, batch_size=8) if rank == 0 else []:",
         "    scheduler.step(totals[0] / totals[1])\n",

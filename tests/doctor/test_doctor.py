@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from zipfile import ZipFile
 
 import faults
@@ -40,7 +41,7 @@ from doctor.checks.randomness import equal_stream
 from doctor.command import NAMES
 from doctor.findings import KINDS, SEVERITIES
 from doctor.ranks import Pass, Rank, ranks_of
-from doctor.recorder.contents import contents
+from doctor.recorder.contents import contents, fingerprint
 from doctor.recorder.data import is_of_accelerate
 from doctor.report import LANGUAGES, Report, explain, read_words
 
@@ -231,6 +232,26 @@ OBJECTS = [{"boxes": torch.rand(n, 4), "labels": torch.arange(n)} for n in (4, 0
 def test_what_a_batch_tells(batch: object, targets: int, items: int, count: int | None) -> None:
     """A number for each item, and none of what has no row for each."""
     assert [len(column) for column in contents(batch, count)[:2]] == [targets, items]
+
+
+class Table:
+    """Its rows are found as those of pandas are."""
+
+    iloc = property(lambda table: table.rows)
+
+    def __init__(self, *rows: str) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def test_fingerprint_of_a_table() -> None:
+    def of(table: Table) -> str:
+        return fingerprint(SimpleNamespace(folder="images", table=table))
+
+    assert of(Table("a.png", "b.png")) == of(Table("a.png", "b.png"))
+    assert of(Table("a.png", "b.png")) != of(Table("a.png", "c.png"))
 
 
 def test_rows_that_are_no_items() -> None:
