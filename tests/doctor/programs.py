@@ -54,7 +54,8 @@ FAULTY = {
     "a reduced loss and no shares": ((LOSS, REDUCED, *UNDIVIDED), "same_samples"),
     "gathered losses and no shares": ((LOSS, GATHERED, *UNDIVIDED), "same_samples"),
     "one order under a wrapper in eval mode": (  # as Lightning leaves it; and none asks for a sixth
-        (EPOCH, "", "    model.train()\n", "    model.train()\n    ddp.training = not epoch\n",
+        (EPOCH, "    sampler.set_epoch(max(epoch, 1))\n",
+         "    model.train()\n", "    model.train()\n    ddp.training = not epoch\n",
          LOOP, "    for _, (images, targets) in zip(range(5), loader):\n"),
         "same_order",
     ),
