@@ -73,7 +73,7 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
     elif weights:
         report.find("drifting_weights", first.steps[-1]["made"], **weights)
     elif not report.teams.exchange:
-        for what, kind in {"frozen": "frozen", "beside": "beside", "buffers": "beside"}.items():
+        for what, kind in {"frozen": "frozen", "beside": "beside", "kept": "beside"}.items():
             found = compared(ranks, what) and first_difference(ranks, what)
             copy = what == "beside" and first.model["others"][what] == sorted(sizes[0])
             if found and (copy or all(stay(rank, what) for rank in ranks)):

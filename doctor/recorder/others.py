@@ -35,7 +35,7 @@ class Others:
         mine = set(map(id, model.modules()))
         known = set(map(id, trained))
 
-        self.places = {"frozen": [], "beside": [], "buffers": [], "statistics": []}
+        self.places = {"frozen": [], "beside": [], "kept": [], "statistics": []}
         for module in modules:
             if isinstance(module, _NormBase):
                 continue
@@ -53,7 +53,7 @@ class Others:
                         self.places["statistics"].append(place)
                 elif id(tensor) not in equal:
                     kind = "frozen" if id(module) in mine else "beside"
-                    self.places["buffers" if buffer else kind].append(place)
+                    self.places["kept" if buffer else kind].append(place)
         return {what: sorted(t.numel() for t in self.tensors(what)) for what in self.places}
 
     def tensors(self, what: str) -> list:

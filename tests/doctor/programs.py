@@ -137,6 +137,10 @@ RIGHT = {
         "sampler=BatchSampler(range(rank, len(val_set), world_size), 5, False)",
         IMPORTS, IMPORTS + "from torch.utils.data import BatchSampler\n",
     ),
+    "a buffer beside the model": (
+        "model = nn.Seq", "criterion = nn.CrossEntropyLoss(torch.ones(3))\nmodel = nn.Seq",
+        LOSS, "        loss = criterion(ddp(images), targets)\n",
+    ),
     "drawn with replacement": (
         SAMPLER, "torch.utils.data.WeightedRandomSampler(torch.ones(70), 35)", EPOCH, "",
     ),
