@@ -33,15 +33,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from .against import Comparison
+from .against.comparison import Comparison
+from .against.runs import run_of
 from .checks import judge
 from .findings import KINDS
 from .job import Job
 from .ranks import STILL, Rank, read_ranks, read_stack
 from .report import LANGUAGES, Report, explain, listed, own_call, short
-from .twins import run_of
+from .without import PARTS
 
-PARTS = ("shuffling", "batchnorm", "dropout", "rounding")  # recorder/without.py
 TAKEN_OUT = {"same_order": "shuffling", "unequal_buffers": "batchnorm"}  # not to be checked then
 NAMES = [name for name in KINDS if ":" not in name]
 
@@ -232,9 +232,8 @@ def main() -> None:
     if first:
         comparison = Comparison(run_of("A", first), run_of("B", ranks), report)
         comparison.compare()
-        print(
-            "\n" + report.say("twin_runs", a=shlex.join(args.against), b=shlex.join(args.command))
-        )
+        both = {"a": shlex.join(args.against), "b": shlex.join(args.command)}
+        print("\n" + report.say("against_runs", **both))
         print("\n" + comparison.text())
     print("\n" + report.text())
     if args.json:

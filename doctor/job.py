@@ -8,28 +8,31 @@ from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
-from .recorder.notes import ENDED, FOLDER
+from .recorder.notes import AGAINST, ENDED, FOLDER
 
 
 class Job:
     def __init__(self, command: list[str], folder: Path, without: str | None = None) -> None:
-        """without: of a run that is compared, what recorder/without.py takes out."""
+        """without: of a run that is compared, what without/ takes out."""
         self.traces = folder / "traces"
         self.traces.mkdir()
         first = folder / "first"
-        (first / "_doctor").mkdir(parents=True)
 
         # A copy: the doctor itself may be a zip file, or have names that the script has, too.
-        for file in resources.files(f"{__package__}.recorder").iterdir():
-            if file.name.endswith(".py"):
-                inside = first if file.name == "sitecustomize.py" else first / "_doctor"
-                (inside / file.name).write_text(file.read_text())
+        own = resources.files(__package__)
+        for room in ("recorder", "against", "without"):
+            (first / "_doctor" / room).mkdir(parents=True)
+            for file in (own / room).iterdir():
+                if file.name.endswith(".py"):
+                    (first / "_doctor" / room / file.name).write_text(file.read_text())
+        (first / "_doctor/attach.py").write_text((own / "attach.py").read_text())
+        (first / "_doctor/recorder/sitecustomize.py").rename(first / "sitecustomize.py")
 
         paths = [str(first), os.environ.get("PYTHONPATH", "")]
-        own = {FOLDER: str(self.traces), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        ours = {FOLDER: str(self.traces), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         if without is not None:
-            own["DOCTOR_AGAINST"] = without
-        self.process = subprocess.Popen(command, env=os.environ | own, start_new_session=True)
+            ours[AGAINST] = without
+        self.process = subprocess.Popen(command, env=os.environ | ours, start_new_session=True)
         self.ended = ""  # by what, if not by itself
 
     def wait(self, steps: int, seconds: float, still: float) -> None:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.distributed as dist
 from torch.nn import SyncBatchNorm
-from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .figures import capturing, figures
-from .notes import hook, is_library, notes, user_line
+from .hooks import hook
+from .notes import is_library, notes, user_line
 from .window import window
 
 # Below torch.distributed's functions: those, torch.compile may trace. A new one is found by its
@@ -79,10 +79,11 @@ def exchanged(kind: str, group: object, *args: object, followed: bool = False) -
     if window.wrapped and "gather" in kind:  # losses are gathered for a log
         own = [tensor for tensor in own if tensor.dim() > 1 or not tensor.requires_grad]
     size = sum(tensor.numel() for tensor in own if tensor.is_floating_point())
+    norms = torch.nn.modules.batchnorm._NormBase
     frame = sys._getframe(1)
     while frame and size:
         name = frame.f_code.co_filename
-        norm = isinstance(frame.f_locals.get("self"), _NormBase)  # somebody's own SyncBatchNorm
+        norm = isinstance(frame.f_locals.get("self"), norms)  # somebody's own SyncBatchNorm
         if norm or name == SYNC_BATCH_NORM or FSDP in name:
             return  # statistics of other samples, or weights
         followed = followed or is_of_autograd(frame)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from multiprocessing import util
 
 from .figures import figures
-from .notes import ENDED, error_line, hook, notes
+from .hooks import hook
+from .notes import ENDED, error_line, notes
 
 STATUS = []  # what sys.exit was called with, as event() tells it
 

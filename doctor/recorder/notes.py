@@ -3,7 +3,6 @@
 An event is written at once: a process that is killed has left all that happened to it.
 """
 
-import functools
 import json
 import os
 import re
@@ -16,10 +15,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 FOLDER = "DOCTOR_FOLDER"  # environment variable: where the events are written
+AGAINST = "DOCTOR_AGAINST"  # of a run that is compared: what --without takes out
 ENDED = "ended"  # a file there: the doctor is ending the job
 NAMELESS = "parameter "  # begins the name of one that is in no module; its number follows
 IDLE = 20  # seconds without an event: then the stack is written down
-HERE = os.path.dirname(__file__)
+HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 STANDARD = os.path.dirname(os.__file__)
 
 
@@ -102,25 +102,13 @@ class Notes:
 notes = Notes()
 
 
-def hook(
-    probe: str, owner: object, name: str, before: Callable = None, after: Callable = None
-) -> None:
-    """owner.name also calls before(*arguments) and after(result, *arguments)."""
-    own = getattr(owner, name)
-
-    @functools.wraps(own)
-    def wrapper(*args: object, **kwargs: object) -> object:
-        notes.call(probe, before, *args, **kwargs)
-        result = own(*args, **kwargs)
-        notes.call(probe, after, result, *args, **kwargs)
-        return result
-
-    setattr(owner, name, wrapper)
+def compares() -> bool:
+    return AGAINST in os.environ
 
 
 def is_library(name: str) -> bool:
     """Whether a file of Python code is not the user's own."""
-    if name.startswith(("<", STANDARD, HERE)) or "/_doctor/" in name:
+    if name.startswith(("<", STANDARD, HERE)):
         return True
     return bool(re.search(r"/(site|dist)-packages/|/lib/python3\.\d+/", name))
 

@@ -5,7 +5,6 @@ import re
 import weakref
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from .figures import figures, figures_of
@@ -37,7 +36,7 @@ class Others:
 
         self.places = {"frozen": [], "beside": [], "kept": [], "statistics": []}
         for module in modules:
-            if isinstance(module, _NormBase):
+            if isinstance(module, torch.nn.modules.batchnorm._NormBase):
                 continue
             tensors = {**module._parameters, **module._buffers}
             for name, tensor in tensors.items():

@@ -4,30 +4,13 @@ Each is attached by itself. If one is missing in some torch, or fails, only thos
 that name it among their needs.
 """
 
-import pkgutil
-from collections.abc import Callable
-from typing import NamedTuple
-
-from . import collectives, data, ending, files, training, twin, window, without
-from .notes import hook, notes
+from . import collectives, data, ending, files, training, window
+from .hooks import Probe
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
 LOADER = "torch.utils.data.DataLoader"
 ITERATOR = "torch.utils.data.dataloader._BaseDataLoaderIter"
 OPTIMIZER = "torch.optim.optimizer"
-
-
-class Probe(NamedTuple):
-    """name: as checks call it. target: a dotted path, of which before and after become part; or
-    attach does the work: attach(name, what the path leads to)."""
-
-    name: str
-    target: str
-    before: Callable | None = None
-    after: Callable | None = None
-    attach: Callable | None = None
-    also: str = ""  # a second path to the same function
-
 
 PROBES = (
     Probe("rank", "torch.distributed.distributed_c10d.init_process_group",
@@ -69,37 +52,4 @@ PROBES = (
     Probe("files", "sys.addaudithook", attach=files.watch),
     Probe("exit", "atexit.register", attach=ending.watch),
 )  # fmt: skip
-# For a comparison of two runs alone.
-OF_TWINS = (
-    Probe("printed", "sys.stdout", attach=twin.watch_output),
-    Probe("checkpoint", "torch.serialization.save", twin.saved, also="torch.save"),
-    Probe("autocast", "torch.amp.autocast_mode.autocast.__enter__", after=twin.note_autocast),
-    Probe("shuffling", "torch.utils.data.DistributedSampler.__iter__", attach=without.shuffling),
-    Probe("batchnorm", "torch.nn", attach=without.batchnorm),
-    Probe("dropout", "torch.nn.functional", attach=without.dropout),
-    Probe("rounding", "torch", attach=without.rounding),
-)
 OF_HOROVOD = (Probe("horovod", "horovod.torch", attach=collectives.attach_to_horovod),)
-
-
-def attach(probes: tuple[Probe, ...] = PROBES) -> None:
-    for probe in probes:
-        try:
-            attach_one(probe)
-        except (AttributeError, ImportError):
-            notes.fail(probe.name, probe.target, missing=True)
-        except Exception as error:
-            notes.fail(probe.name, repr(error))
-
-
-def attach_one(probe: Probe) -> None:
-    found = pkgutil.resolve_name(probe.target)
-    if probe.attach:
-        return probe.attach(probe.name, found)
-    owner, _, name = probe.target.rpartition(".")
-    owner = pkgutil.resolve_name(owner)
-    hook(probe.name, owner, name, probe.before, probe.after)
-    if probe.also:
-        other, _, name = probe.also.rpartition(".")
-        setattr(pkgutil.resolve_name(other), name, getattr(owner, name))
-    return None

@@ -24,9 +24,9 @@ class Finder:
             def exec_module(module: object) -> None:
                 execute(module)
                 try:
-                    import _doctor
+                    from _doctor.attach import attach
 
-                    _doctor.attach(name)
+                    attach(name)
                 except Exception as error:
                     print(f"doctor: cannot record this process: {error!r}", file=sys.stderr)
 

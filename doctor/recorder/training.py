@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from . import collectives, twin
+from ..against import record
+from . import collectives
 from .collectives import trace
 from .figures import capturing, figures, figures_of
-from .notes import notes, user_line
+from .notes import compares, notes, user_line
 from .others import all_modules, others
 from .randomness import generators
 from .window import window
@@ -52,7 +53,7 @@ class Training:
         self.done = False  # inside it, Horovod's calls this again, with averaged gradients
         if self.due() and not capturing():
             parameters = parameters_of(optimizer)
-            groups = twin.groups_of(len(parameters))
+            groups = record.groups_of(len(parameters))
             figures.write("weights", self.steps, figures_of(parameters, groups))
             self.closed = any(map(callable, (*args[1:], *(kwargs or {}).values())))
             if not self.closed:
@@ -76,9 +77,9 @@ class Training:
         self.steps += 1
         if optimizer not in self.optimizers:
             self.optimizers[optimizer] = next(self.numbers)
-            if twin.compares():
+            if compares():
                 model = find_model(set(map(id, parameters)))
-                twin.note_optimizer(self.optimizers[optimizer], optimizer, model)
+                record.note_optimizer(self.optimizers[optimizer], optimizer, model)
         notes.event(
             "step",
             n=self.steps,
@@ -138,8 +139,8 @@ class Training:
             others=others.look(model, parameters),
             together=[] if "DistributedDataParallel" in wrappers else sharing(parts, wrappers),
         )
-        if twin.compares():
-            twin.note_layers(model, parameters)
+        if compares():
+            record.note_layers(model, parameters)
 
     def wrap(self, _: object, ddp: object, *args: object, **kwargs: object) -> None:
         """DDP waits for a node of the graph, which a parameter that is moved has anew."""
@@ -218,7 +219,7 @@ def parameters_of(optimizer: object) -> list:
 
 def gradients_of(parameters: list) -> object:
     """Figures of them."""
-    groups = twin.groups_of(len(parameters))
+    groups = record.groups_of(len(parameters))
     gradients = [p.grad for p in parameters]
     if groups != len(parameters):
         gradients = [grad for grad in gradients if grad is not None]

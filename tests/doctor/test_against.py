@@ -9,19 +9,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import against
 import faults
 import pytest
 import torch
-import twins
 from crew import Crew
 from examined import record
 from harness import ROOT, run, run_short
 from warm import torchrun_environments
 
-from doctor.against import Comparison
+from doctor.against.comparison import Comparison
+from doctor.against.runs import run_of
 from doctor.ranks import read_ranks
 from doctor.report import LANGUAGES, Report
-from doctor.twins import run_of
 from tools.site.verdicts import all_cases
 
 ATTACHED = []
@@ -33,23 +33,26 @@ def crew() -> Iterator[Crew]:
         yield members
 
 
-def record_twin(without: str, *args: str) -> None:
+def record_compared(without: str, *args: str) -> None:
     """In a crew member: record() of a run that is compared."""
     os.environ["DOCTOR_AGAINST"] = without
     try:
         if not ATTACHED:
-            from doctor.recorder import attach, notes, probes
-            from doctor.recorder.notes import FOLDER
+            from doctor.against.record import PROBES
+            from doctor.attach import attach
+            from doctor.recorder import hooks
+            from doctor.recorder.notes import FOLDER, notes
+            from doctor.without.changes import CHANGES
 
             os.environ[FOLDER] = f"{args[1]}/traces"
             if not hasattr(notes, "folder"):
                 attach("torch")
             else:
-                probes.attach(probes.OF_TWINS)
+                hooks.attach(PROBES + CHANGES)
             ATTACHED.append(True)
-        from doctor.recorder import twin
+        from doctor.against import record as recorded
 
-        twin.TOLD.clear()
+        recorded.TOLD.clear()
         record(*args)
     finally:
         torch.set_default_dtype(torch.float32)  # a script may have set another
@@ -67,7 +70,7 @@ def compared(
         (own / "script.py").write_text(text)
         words = (without, str(own / "script.py"), str(own), "")
         with contextlib.suppress(AssertionError):  # a rank that gloo has aborted at its end
-            crew.run(record_twin, *words, world_size=size)
+            crew.run(record_compared, *words, world_size=size)
         ranks.append(read_ranks(own / "traces"))
     found = {}
     for language in LANGUAGES:
@@ -77,10 +80,10 @@ def compared(
     return found
 
 
-@pytest.mark.parametrize("kind", twins.KINDS, ids=lambda kind: kind.replace(" ", "-"))
+@pytest.mark.parametrize("kind", against.KINDS, ids=lambda kind: kind.replace(" ", "-"))
 def test_names_where_runs_part(kind: str, crew: Crew, tmp_path: Path) -> None:
-    words, name = twins.KINDS[kind]
-    for comparison in compared(crew, faults.changed(twins.BASE, words), tmp_path).values():
+    words, name = against.KINDS[kind]
+    for comparison in compared(crew, faults.changed(against.BASE, words), tmp_path).values():
         print(comparison.text())
         first = next(seen for seen in comparison.seen if seen.kind not in ("same", "note"))
         assert first.name == name, comparison.text()
@@ -88,10 +91,10 @@ def test_names_where_runs_part(kind: str, crew: Crew, tmp_path: Path) -> None:
         assert comparison.status() == wanted
 
 
-@pytest.mark.parametrize("what", twins.SAME, ids=lambda what: what.replace(" ", "-"))
+@pytest.mark.parametrize("what", against.SAME, ids=lambda what: what.replace(" ", "-"))
 @pytest.mark.parametrize("size", [2, 3])
 def test_nothing_differs(what: str, size: int, crew: Crew, tmp_path: Path) -> None:
-    text = faults.changed(twins.BASE, twins.SAME[what])
+    text = faults.changed(against.BASE, against.SAME[what])
     text = text.replace("16 // world_size", "12 // world_size").replace("64, 1", "60, 1")
     comparison = compared(crew, text, tmp_path, sizes=(1, size))["en"]
     print(comparison.text())
@@ -117,7 +120,7 @@ def test_numbers_beside_tensors(crew: Crew, tmp_path: Path) -> None:
     """Of a saved file, they are shown: a best score that differs, and no list of random states."""
     more = '"epoch": epoch, "best": [0.4 / world_size], "random": [0, list(range(world_size, 625))]'
     words = ('"average": average.state_dict()}', f'"average": average.state_dict(), {more}}}')
-    comparison = compared(crew, faults.changed(twins.BASE, words), tmp_path)["en"]
+    comparison = compared(crew, faults.changed(against.BASE, words), tmp_path)["en"]
     [seen] = [seen for seen in comparison.seen if seen.kind != "same"]
     assert seen.name == "saved:numbers" and comparison.status() == 0, comparison.text()
     assert "model.pt, step 4: best.0: 0.4 | 0.2\n" in seen.text
@@ -140,9 +143,9 @@ MIXED = (
 @pytest.mark.parametrize("wrong", [False, True])
 def test_without(wrong: bool, crew: Crew, tmp_path: Path) -> None:
     """What right runs differ in is taken out of both, and what is wrong is left."""
-    text = faults.changed(twins.BASE, MIXED)
+    text = faults.changed(against.BASE, MIXED)
     if wrong:
-        text = faults.changed(text, twins.KINDS["loss times the number of ranks"][0])
+        text = faults.changed(text, against.KINDS["loss times the number of ranks"][0])
     comparison = compared(crew, text, tmp_path, without="shuffling,batchnorm,dropout")["en"]
     first = next((seen.name for seen in comparison.seen if seen.kind != "same"), "")
     assert first == ("gradients:processes" if wrong else ""), comparison.text()
@@ -179,8 +182,8 @@ TYPES = (
 def test_command(tmp_path: Path) -> None:
     """The first difference stands in --json; in float64 nothing but the mistake is in it. (A page
     has a command that finds no difference, which test_site_commands.py runs.)"""
-    words = twins.KINDS["loss times the number of ranks"][0]
-    text = faults.changed(faults.changed(twins.BASE, (*MIXED, *TYPES)), words)
+    words = against.KINDS["loss times the number of ranks"][0]
+    text = faults.changed(faults.changed(against.BASE, (*MIXED, *TYPES)), words)
     (tmp_path / "script.py").write_text(text)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     one, two = ([*torchrun, number, "script.py"] for number in "12")
@@ -196,7 +199,7 @@ def test_command(tmp_path: Path) -> None:
 def test_rounding_that_cannot_be_taken_out(tmp_path: Path) -> None:
     """One line says which part to leave out."""
     words = ("ddp(points)", "ddp(points) @ torch.eye(4, dtype=torch.float32)")
-    (tmp_path / "script.py").write_text(faults.changed(twins.BASE, words))
+    (tmp_path / "script.py").write_text(faults.changed(against.BASE, words))
     one = f"env {' '.join(f'{k}={v}' for k, v in torchrun_environments(1)[0].items())} "
     one += shlex.join([sys.executable, "script.py"])
     options = ["--without", "all", "--against", one]

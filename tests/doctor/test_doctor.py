@@ -592,9 +592,10 @@ def test_processes_that_never_met(crew: Crew, tmp_path: Path) -> None:
 def test_contract_of_the_two_halves() -> None:
     """What EVENTS.md says of writers and readers; examined.py compares it with every run."""
     doctor = ROOT / "doctor"
-    both = {name: doctor / f"{name}.py" for name in ("ranks", "twins", "against")}
+    both = {name: doctor / f"{name}.py" for name in ("ranks", "against/runs", "against/comparison")}
+    both = {file.stem: file for file in both.values()}
     both |= {file.stem: file for file in (doctor / "checks").glob("*.py")}
-    written = {file.stem: file.read_text() for file in (doctor / "recorder").glob("*.py")}
+    written = {file.stem: file.read_text() for file in doctor.rglob("*.py")}
     for event, (fields, writer, readers) in contract().items():
         assert re.search(rf'event\(\s*"{event}"', written[writer]) or event == "figures", event
         read = "".join(both[reader].read_text() for reader in readers)

@@ -16,8 +16,9 @@ from harness import ROOT, run
 from probes_lost import GOES, NAMES
 
 from doctor.findings import CHECKS, needs_of
+from doctor.recorder.hooks import attach
 from doctor.recorder.notes import notes
-from doctor.recorder.probes import PROBES, attach
+from doctor.recorder.probes import PROBES
 
 LIVE = sorted(NAMES - {"horovod"})
 PROOF = [name for name in LIVE if name not in ("indices", "collectives", "step")]

@@ -19,11 +19,12 @@ from crew import Crew
 from harness import ROOT
 from probes_lost import assert_nothing_new
 
+from doctor.attach import attach
 from doctor.checks import judge
 from doctor.findings import NOTE
 from doctor.ranks import read_ranks
-from doctor.recorder import attach
-from doctor.recorder.notes import FOLDER, error_line, hook, notes
+from doctor.recorder.hooks import hook
+from doctor.recorder.notes import FOLDER, error_line, notes
 from doctor.report import LANGUAGES, Finding, Report
 from tools.site.verdicts import VERDICTS, all_cases, faults
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
-from doctor.against import Comparison
+from doctor.against.comparison import Comparison
+from doctor.against.runs import run_of
 from doctor.checks import judge
 from doctor.job import Job
 from doctor.ranks import Rank, read_ranks
 from doctor.report import Report
-from doctor.twins import run_of
 
 from .source import ROOT, SiteError
 

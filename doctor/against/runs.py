@@ -1,4 +1,4 @@
-"""What against.py compares: samples, numbers and printed lines of a run, of all its ranks."""
+"""What comparison.py compares: samples, numbers and printed lines of a run, of all its ranks."""
 
 import math
 import re
@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from os.path import commonprefix
 
-from .checks.teams import Teams
-from .ranks import Pass, Rank
+from ..checks.teams import Teams
+from ..ranks import Pass, Rank
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 UNITS = r"(?:s|sec|secs|seconds?|ms|min|minutes|h|hours?|[kMG]i?B|[\w]+/s(?:ec)?|s/\w+)"

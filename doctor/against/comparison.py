@@ -11,10 +11,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from statistics import median
 
-from .checks.weights import averages_weights
-from .recorder.notes import NAMELESS
-from .report import Report, listed
-from .twins import Run, Samples, draws, name_alike, of_own_share, others, printed, saved
+from ..checks.weights import averages_weights
+from ..recorder.notes import NAMELESS
+from ..report import Report, listed
+from .runs import Run, Samples, draws, name_alike, of_own_share, others, printed, saved
 
 # Relative to the norm of a tensor. Right runs on 1 against 2 and 3 ranks, on CPUs, differed in
 # their first step by less than a tenth of these. Those of tf32 and float16 were not measured:
@@ -59,7 +59,7 @@ class Comparison:
 
     def say(self, kind: str, which: str, step: int | None = None, /, **values: object) -> None:
         values = {"step": step, "a": self.one.label, "b": self.two.label, **values}
-        texts = [line.format(**values) for line in self.report.words[f"twin:{which}"][:2]]
+        texts = [line.format(**values) for line in self.report.words[f"against:{which}"][:2]]
         texts = [singular(text) for text in texts]
         self.seen.append(Seen(kind, which, *texts, step=step, values=values))
 
@@ -77,10 +77,10 @@ class Comparison:
     def text(self) -> str:
         lines = []
         for seen in self.seen:
-            lines.append(f"{self.report.say(f'twin_{seen.kind}')} {seen.text}")
+            lines.append(f"{self.report.say(f'against_{seen.kind}')} {seen.text}")
             lines += [f"  -> {seen.advice}"] * bool(seen.advice)
         if all(seen.kind == "same" for seen in self.seen):
-            lines.append(self.report.say("twin_nothing"))
+            lines.append(self.report.say("against_nothing"))
         return "\n".join(lines)
 
     def compare(self) -> None:

@@ -1,4 +1,4 @@
-"""What is recorded besides for a comparison of two runs (../against.py): `doctor --against`."""
+"""What is recorded besides where two runs are compared."""
 
 import math
 import os
@@ -6,12 +6,12 @@ import re
 import sys
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
-from .figures import GROUPS, figures_of
-from .notes import NAMELESS, hook, notes
-from .without import frozen, without
+from ..recorder.figures import GROUPS, figures_of
+from ..recorder.hooks import Probe, hook
+from ..recorder.notes import NAMELESS, compares, notes
+from ..without import without
+from ..without.layers import frozen
 
 MOST_TENSORS = 4000  # of an optimizer, and of a checkpoint: a figure for each
 LONGEST = 500  # of lists that are looked into: longer ones are states of random numbers, say
@@ -20,10 +20,6 @@ MOST_LINES = 500
 WRAPPERS = r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
 # Settings of an optimizer that change no result, or are compared in each step.
 NO_SETTING = ("params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable")
-
-
-def compares() -> bool:
-    return "DOCTOR_AGAINST" in os.environ
 
 
 def groups_of(count: int) -> int:
@@ -53,13 +49,15 @@ def note_optimizer(number: int, optimizer: object, model: object) -> None:
 def note_layers(model: object, parameters: list) -> None:
     """What makes two right runs differ: statistics of a part of the batch, random numbers in
     forward, and how exact the numbers are."""
+    batch_norm = torch.nn.modules.batchnorm._BatchNorm
+    dropout = torch.nn.modules.dropout._DropoutNd
     synced = torch.nn.SyncBatchNorm
     several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
     norms, drops = [], []
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.training and not frozen(module):
+        if isinstance(module, batch_norm) and module.training and not frozen(module):
             norms += [] if several and isinstance(module, synced) else [plain(name)]
-        if isinstance(module, _DropoutNd) and module.training and module.p:
+        if isinstance(module, dropout) and module.training and module.p:
             drops += [] if without("dropout") else [plain(name)]
     types = {str(p.dtype).removeprefix("torch.") for p in parameters}
     single = any(p.is_cuda and p.dtype == torch.float32 for p in parameters)
@@ -125,3 +123,10 @@ def watch_output(probe: str, _: object) -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             hook(probe, stream, "write", Output().write)
+
+
+PROBES = (
+    Probe("printed", "sys.stdout", attach=watch_output),
+    Probe("checkpoint", "torch.serialization.save", saved, also="torch.save"),
+    Probe("autocast", "torch.amp.autocast_mode.autocast.__enter__", after=note_autocast),
+)

@@ -1,0 +1,29 @@
+"""What runs inside each process of the script.
+
+The recorder notes what happens, and changes nothing: no collective, no random number and no order
+is added. Where two runs are compared, against/record.py notes more, and without/ takes out what
+--without names. The job copies these folders to a place of its own and puts it on PYTHONPATH, with
+sitecustomize.py, which calls attach.
+"""
+
+import os
+
+from .recorder.notes import FOLDER, compares, notes
+
+
+def attach(name: str) -> None:
+    """Called when torch or horovod.torch has been imported."""
+    if name == "torch":
+        notes.begin(os.environ[FOLDER])
+        notes.open_files()
+    try:
+        from .against import record
+        from .recorder import hooks, probes
+        from .without.changes import CHANGES
+    except Exception as error:  # a name that torch has no more: nothing is recorded
+        notes.fail("all", repr(error))
+        return
+    if name == "torch":
+        hooks.attach(probes.PROBES + ((*record.PROBES, *CHANGES) if compares() else ()))
+    else:
+        hooks.attach(probes.OF_HOROVOD)
