@@ -1,6 +1,7 @@
 """What recipes.md promises: each recipe works, and is needed, on two processes (losses over the
 batch: on one, two and three), and a loop that has most of them trains alike on any number."""
 
+import copy
 import functools
 import importlib
 import io
@@ -204,6 +205,36 @@ def tokens(recipes: Any) -> None:
     torch.testing.assert_close(model.weight.grad, alone)
 
 
+@needs(
+    ("dist.all_reduce(count)", "count *= dist.get_world_size()"),
+    ("(loss * dist.get_world_size() / count)", "(loss / count)"),
+    ("nullcontext() if number == len(group) else ddp_model.no_sync()", "nullcontext()"),
+    ("(targets != -100).sum()", "torch.tensor(targets.numel())"),
+    ranks=(1, 3, 2),
+)
+def steps_by_tokens(recipes: Any) -> None:
+    """Seven batches of six texts, of 1 to 5 tokens: a step for three of them, the last for one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)).double()
+    alone = copy.deepcopy(model)
+    tokens, targets = torch.randint(9, (2, 7, 6, 5))
+    targets[torch.arange(5) > torch.randint(5, (7, 6, 1))] = -100
+    optimizer = SGD(alone.parameters(), lr=1.0)
+    for some, wanted in zip(tokens.split(3), targets.split(3), strict=True):
+        cross_entropy(alone(some).flatten(0, 2), wanted.flatten()).backward()
+        nn.utils.clip_grad_norm_(alone.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    mine = slice(dist.get_rank(), None, dist.get_world_size())
+    loader = [(x[mine], y[mine]) for x, y in zip(tokens, targets, strict=True)]
+    ddp_model, sent = DistributedDataParallel(model), []
+    ddp_model.register_comm_hook(sent, counted)
+    recipes.train_by_tokens(ddp_model, loader, SGD(model.parameters(), lr=1.0), 3)
+    assert len(sent) == 3
+    torch.testing.assert_close(flat(model), flat(alone), atol=1e-10, rtol=0)
+
+
 @needs((" * dist.get_world_size() / everywhere", " / everywhere"), ranks=(1, 3, 2))
 def class_weights(recipes: Any) -> None:
     """cross_entropy(weight=...) divides by the weights of the batch's targets: unequal shares."""
@@ -302,6 +333,14 @@ def plateau_and_best(recipes: Any) -> None:
         assert best.improved(-means[-1]) == (best.waited == 0)
         waited.append(best.waited)
     assert (means, waited) == ([1.0, 1.125, 1.25, 1.375], [0, 1, 2, 3])
+
+
+def test_score_of_numpy(tmp_path: Path) -> None:
+    """As an AP by np.cumsum is: the checkpoint that holds it must load after the crash."""
+    best = names_of(RECIPES).Best(patience=2)
+    best.improved(np.float64(0.5))
+    torch.save(best.state_dict(), tmp_path / "best.pt")
+    assert torch.load(tmp_path / "best.pt", weights_only=True)["score"] == 0.5
 
 
 def auc(first: Tensor, scores: Tensor) -> Tensor:
@@ -612,6 +651,14 @@ def test_complete(crew: Crew, tmp_path: Path) -> None:
                     value, last(tmp_path / "1")[part][name], atol=1e-9, rtol=0
                 )
     assert printed[0] == printed[1] == printed[2] and printed[0].count("epoch") == 4
+
+
+def test_complete_with_one_image(crew: Crew, tmp_path: Path) -> None:
+    """Rank 1 has none to evaluate."""
+    script = without(COMPLETE, ("make_data(301, seed=2)", "make_data(1, seed=2)"))
+    use = functools.partial(looped, script=script)
+    first, _ = crew.run(use, tmp_path, "--epochs", "1", world_size=2)
+    assert "epoch 0: F1 0.0000" in first["printed"] or "F1 1.0000" in first["printed"]
 
 
 def test_complete_goes_on(crew: Crew, tmp_path: Path) -> None:

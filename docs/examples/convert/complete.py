@@ -31,9 +31,12 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 def predict(model: nn.Module, loader: DataLoader, device: torch.device) -> tuple[Tensor, Tensor]:
     """Targets and guesses of this rank's share."""
     model.eval()
-    pairs = [(targets, model(inputs.to(device)).argmax(1)) for inputs, targets in loader]
-    targets, guesses = (torch.cat(column).to(device) for column in zip(*pairs, strict=True))
-    return targets, guesses
+    none = torch.empty(0, dtype=torch.int64, device=device)  # a rank may have no image
+    all_targets, guesses = [none], [none]
+    for inputs, targets in loader:
+        all_targets.append(targets.to(device))
+        guesses.append(model(inputs.to(device)).argmax(1))
+    return torch.cat(all_targets), torch.cat(guesses)
 
 
 def main() -> None:

@@ -200,6 +200,28 @@ def mean_over_all(total: Tensor, count: Tensor) -> Tensor:
     return total * dist.get_world_size() / everywhere
 
 
+def train_by_tokens(
+    ddp_model: DistributedDataParallel, loader: Iterable, optimizer: Optimizer, accumulate: int
+) -> None:
+    """A step for each `accumulate` batches, by the mean over all their tokens on all ranks. Tokens
+    and targets are (N, length); a target of -100 does not count."""
+    device = next(ddp_model.parameters()).device
+    batches = iter(loader)
+    while group := list(islice(batches, accumulate)):
+        count = torch.stack([(targets != -100).sum() for _, targets in group]).sum().to(device)
+        dist.all_reduce(count)  # once a step, before the first loss
+
+        for number, (tokens, targets) in enumerate(group, start=1):
+            with nullcontext() if number == len(group) else ddp_model.no_sync():
+                logits = ddp_model(tokens.to(device)).flatten(0, 1)
+                loss = cross_entropy(logits, targets.to(device).flatten(), reduction="sum")
+                (loss * dist.get_world_size() / count).backward()  # not / accumulate as well
+
+        nn.utils.clip_grad_norm_(ddp_model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def sum_over_ranks(part: Tensor) -> Tensor:
     """The sum of all ranks' parts, the same on each of them, for a loss made from it. backward()
     reaches this rank's part, times world_size: DDP's average divides by that."""
@@ -252,6 +274,7 @@ class Best:
         self.patience, self.score, self.waited = patience, float("-inf"), 0
 
     def improved(self, score: float) -> bool:
+        score = float(score)  # load() below reads no NumPy numbers
         better = score > self.score
         self.score = score if better else self.score
         self.waited = 0 if better else self.waited + 1
