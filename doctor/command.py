@@ -34,6 +34,7 @@ import time
 from pathlib import Path
 
 from .against.comparison import Comparison
+from .against.first import told
 from .against.runs import run_of
 from .checks import judge
 from .findings import KINDS
@@ -130,7 +131,9 @@ def print_still(who: str, at: list, inside: str) -> None:
     print(f"{who} stood still at {short(at)}" + (f", in {inside}" if inside else ""))
 
 
-def run(args: argparse.Namespace, command: list[str], folder: Path) -> tuple[Job, list[Rank]]:
+def run(
+    args: argparse.Namespace, command: list[str], folder: Path, first: list[Rank] | None
+) -> tuple[Job, list[Rank]]:
     # These end the job as Ctrl-C does; what nohup or a shell ignores stays ignored.
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     ends = [number for number in ends if signal.getsignal(number) != signal.SIG_IGN]
@@ -140,7 +143,8 @@ def run(args: argparse.Namespace, command: list[str], folder: Path) -> tuple[Job
     print(f"doctor: running {words}: it really trains, and writes its files", flush=True)
 
     try:
-        job = Job(command, folder, (args.without or "") if args.against else None)
+        without = (args.without or "") if args.against else None
+        job = Job(command, folder, without, told(first) if first else None)
     except OSError as error:
         fail(f"the command cannot be started: {command[0]}: {error.strerror}")
     try:
@@ -191,10 +195,13 @@ def print_ended(job: Job, ranks: list[Rank]) -> None:
             print_still(f"rank {rank.rank}", rank.stack, rank.inside)
 
 
-def run_in_folder(args: argparse.Namespace, command: list[str]) -> tuple[Job, list[Rank]]:
+def run_in_folder(
+    args: argparse.Namespace, command: list[str], first: list[Rank] | None = None
+) -> tuple[Job, list[Rank]]:
+    """first: of the second of two runs, what the ranks of the first one did."""
     # What the command leaves running may still write there.
     with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as name:
-        job, ranks = run(args, command, Path(name))
+        job, ranks = run(args, command, Path(name), first)
     print_ended(job, ranks)
     parts = (args.without or "").split(",")
     errors = " ".join(rank.ended.get("error", "") for rank in ranks)
@@ -220,7 +227,7 @@ def main() -> None:
         one, first = run_in_folder(args, args.against)
         if one.ended == "ctrl-c" or broken(first):
             fail("the command of --against did not come to its end, so there is no comparison")
-    job, ranks = run_in_folder(args, args.command)
+    job, ranks = run_in_folder(args, args.command, first)
     status = job.process.returncode
 
     report = Report(language, tuple(args.allow))

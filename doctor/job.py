@@ -1,5 +1,6 @@
 """The user's command, with a recorder in each of its Python processes."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,12 +9,15 @@ from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
-from .recorder.notes import AGAINST, ENDED, FOLDER
+from .recorder.notes import AGAINST, ENDED, FIRST, FOLDER
 
 
 class Job:
-    def __init__(self, command: list[str], folder: Path, without: str | None = None) -> None:
-        """without: of a run that is compared, what without/ takes out."""
+    def __init__(
+        self, command: list[str], folder: Path, without: str | None = None, told: dict | None = None
+    ) -> None:
+        """without: of a run that is compared, what without/ takes out; told: of the second one,
+        what it needs to know of the first."""
         self.traces = folder / "traces"
         self.traces.mkdir()
         first = folder / "first"
@@ -32,6 +36,9 @@ class Job:
         ours = {FOLDER: str(self.traces), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         if without is not None:
             ours[AGAINST] = without
+        if told is not None:
+            (folder / "told.json").write_text(json.dumps(told))
+            ours[FIRST] = str(folder / "told.json")
         self.process = subprocess.Popen(command, env=os.environ | ours, start_new_session=True)
         self.ended = ""  # by what, if not by itself
 

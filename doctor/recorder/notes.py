@@ -16,6 +16,7 @@ from contextlib import suppress
 
 FOLDER = "DOCTOR_FOLDER"  # environment variable: where the events are written
 AGAINST = "DOCTOR_AGAINST"  # of a run that is compared: what --without takes out
+FIRST = "DOCTOR_FIRST"  # of the second of two runs: a file that tells of the first
 ENDED = "ended"  # a file there: the doctor is ending the job
 NAMELESS = "parameter "  # begins the name of one that is in no module; its number follows
 IDLE = 20  # seconds without an event: then the stack is written down

@@ -19,6 +19,7 @@ from harness import ROOT, run, run_short
 from warm import torchrun_environments
 
 from doctor.against.comparison import Comparison
+from doctor.against.first import told
 from doctor.against.runs import run_of
 from doctor.ranks import read_ranks
 from doctor.report import LANGUAGES, Report
@@ -33,9 +34,14 @@ def crew() -> Iterator[Crew]:
         yield members
 
 
-def record_compared(without: str, *args: str) -> None:
-    """In a crew member: record() of a run that is compared."""
+def record_compared(without: str, told_of_first: str, *args: str) -> None:
+    """In a crew member: record() of a run that is compared.
+
+    told_of_first: a file, for the second of two runs.
+    """
     os.environ["DOCTOR_AGAINST"] = without
+    if told_of_first:
+        os.environ["DOCTOR_FIRST"] = told_of_first
     try:
         if not ATTACHED:
             from doctor.against.record import PROBES
@@ -51,12 +57,15 @@ def record_compared(without: str, *args: str) -> None:
                 hooks.attach(PROBES + CHANGES)
             ATTACHED.append(True)
         from doctor.against import record as recorded
+        from doctor.without import first
 
         recorded.TOLD.clear()
+        first.cache_clear()
         record(*args)
     finally:
         torch.set_default_dtype(torch.float32)  # a script may have set another
         del os.environ["DOCTOR_AGAINST"]
+        os.environ.pop("DOCTOR_FIRST", None)
 
 
 def compared(
@@ -68,7 +77,11 @@ def compared(
         own = folder / f"run{n}"
         (own / "traces").mkdir(parents=True)
         (own / "script.py").write_text(text)
-        words = (without, str(own / "script.py"), str(own), "")
+        of_first = ""
+        if ranks:
+            of_first = str(own / "told.json")
+            Path(of_first).write_text(json.dumps(told(ranks[0])))
+        words = (without, of_first, str(own / "script.py"), str(own), "")
         with contextlib.suppress(AssertionError):  # a rank that gloo has aborted at its end
             crew.run(record_compared, *words, world_size=size)
         ranks.append(read_ranks(own / "traces"))
