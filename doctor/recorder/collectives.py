@@ -136,7 +136,9 @@ class Trace(TorchFunctionMode):
     def add(self, learning: list, results: list) -> None:
         compiler = sys.modules.get("torch._dynamo")
         compiles = compiler and compiler.utils.counters["frames"]
-        if not (self.on or compiles or CURRENT_MODE[0]()) and self.left:
+        mode = CURRENT_MODE[0]()
+        free = mode is None or hasattr(mode, "of_doctor")
+        if free and not (self.on or compiles) and self.left:
             self.on = True
             self.left -= 1
             self.__enter__()

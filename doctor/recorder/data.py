@@ -27,6 +27,8 @@ class Pass:
         self.in_order = getattr(loader, "in_order", True)  # or workers may overtake each other
         self.indexed = not isinstance(loader.dataset, IterableDataset)
         self.line = ""  # where the loader was made
+        self.loader = 0  # its number
+        self.latest = None  # indices of the latest batch, if they are known
         self.drawn = deque()  # indices that its sampler gave for batches to come
         self.count = 0  # of batches
         self.ended = False
@@ -98,9 +100,9 @@ class Data:
         iterator._doctor_source = loader.dataset
         one.first = getattr(first, "first", one.n)
         self.new_loader(None, loader)
-        _, number, one.line = loader._doctor
+        _, one.loader, one.line = loader._doctor
         total = length_of(iterator)
-        notes.event("pass", n=one.n, loader=number, total=total, first=one.first)
+        notes.event("pass", n=one.n, loader=one.loader, total=total, first=one.first)
 
     def batch(self, one: Pass, dataset: object, batch: object) -> None:
         one.count += 1
@@ -108,6 +110,7 @@ class Data:
         fields = {"n": one.n}
         if indices is not None:
             fields["indices"] = to_root(dataset, indices)
+        one.latest = fields.get("indices") if one.in_order else None
         if one.count <= MOST_CONTENTS and one.in_order:  # else these may be of other indices
             count = None if indices is None else len(indices)
             fields["targets"], fields["items"], fields["shape"] = contents(batch, count)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..recorder.notes import AGAINST, FIRST
 
-PARTS = ("shuffling", "batchnorm", "dropout", "rounding")
+PARTS = ("shuffling", "batchnorm", "dropout", "draws", "rounding")
 
 
 def without(part: str) -> bool:

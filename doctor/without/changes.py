@@ -1,11 +1,19 @@
 """All that --without changes, as recorder/probes.py lists what is only recorded."""
 
 from ..recorder.hooks import Probe
-from . import layers, order, rounding
+from . import draws, layers, order, rounding
 
 CHANGES = (
     Probe("shuffling", "torch.utils.data.DistributedSampler.__iter__", attach=order.shuffling),
     Probe("batchnorm", "torch.nn", attach=layers.batchnorm),
     Probe("dropout", "torch.nn.functional", attach=layers.dropout),
+    Probe("draws", "torch.utils.data.dataloader", attach=draws.watch),
+    Probe("draws", "torch.autograd.backward", attach=draws.watch_backward),
+    Probe(
+        "draws",
+        "torch.optim.optimizer.register_optimizer_step_post_hook",
+        attach=draws.after_every_step,
+    ),
+    Probe("draws", "torch.optim.optimizer.Optimizer.__init__", after=draws.new_optimizer),
     Probe("rounding", "torch", attach=rounding.rounding),
 )

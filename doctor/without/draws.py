@@ -1,0 +1,394 @@
+"""--without draws: the numbers that a step draws belong to its samples, on any number of ranks.
+
+From one batch to the next (in scripts without a loader: from one backward pass to the next) torch,
+numpy and random draw from a stream of the doctor's, which hangs on the number of steps made alone.
+Where the first dimension of a draw is the batch, each row has a seed of its own: of the draw, and
+of its sample. What loaders and data sets draw comes from the script's own stream, as ever.
+
+A draw of torch is known by the generator's seed, which is another one after it. Activation
+checkpointing puts the generator back, so its recomputation gets the same numbers again.
+
+Where draws are not taken out, the mode changes nothing: it notes which calls draw.
+"""
+
+import functools
+import hashlib
+import os
+import random
+import re
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
+
+from ..recorder.collectives import TORCH, tensors_in
+from ..recorder.data import data
+from ..recorder.figures import capturing
+from ..recorder.notes import HERE, compares, notes
+from ..recorder.randomness import plain, state_of
+from ..recorder.training import training
+from . import first, without
+
+# Of these, each row can be drawn by itself.
+ROWS = "rand randn randint normal rand_like randn_like randint_like bernoulli multinomial poisson"
+ROWS += " binomial _standard_gamma _sample_dirichlet gumbel_softmax normal_ uniform_ bernoulli_"
+ROWS = {*ROWS.split(), "exponential_", "random_", "log_normal_", "cauchy_", "geometric_"}
+MAY_DRAW = "rand|normal(?!iz)|bernoulli|multinomial|poisson|binomial|exponential|geometric|cauchy"
+MAY_DRAW += "|uniform|gamma|dirichlet|gumbel|dropout|rrelu|fractional|attention|lstm|gru|rnn"
+INNER = re.escape(TORCH) + "|" + re.escape(HERE) + "|<|.*torchinductor"  # files of no caller
+MOST_ROWS = 1 << 16  # a draw of more is made as a whole: a row takes some 20 microseconds
+MOST_CALLS = 500  # of a batch
+OURS = 0xD0C << 48  # begins each seed of a stream of ours
+
+
+class Draws(TorchFunctionMode):
+    of_doctor = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on = False  # not before the training, and not while a loader is asked
+        self.asked = False  # a loader, which may ask another one
+        self.own = None  # puts the script's stream back, while it draws from ours
+        self.streams = {}  # a loader -> its number, in the order of their first batches
+        self.step, self.stream, self.part = -1, -1, 0
+        self.first = defaultdict(list)  # step and stream -> what the first of two runs drew there
+        for event in first().get("drawn", []):
+            self.first[event["n"], event["stream"]].append(event)
+
+    def begin(self, stream: int = -1, who: list | None = None, count: int = 0) -> None:
+        """What is drawn from now on is for this batch.
+
+        stream: -1 is of no loader. who: indices of its samples, if they are known. count: of them.
+        """
+        if (self.step, self.stream) == (training.steps, stream):
+            self.part += 1
+        else:
+            self.step, self.stream, self.part = training.steps, stream, 0
+            self.rows = Counter()  # of each draw, in the parts of the step so far
+        self.who, self.count = who, count
+        self.calls = {}  # what a draw is known by -> what is noted of it, and whose its rows are
+        self.changes = without("draws")
+        if self.changes:
+            self.own = self.own or kept()
+            seed_all(mix(self.step))
+        self.begun = states()
+        self.seen = {position()}  # of torch's generator, after each draw
+        self.on = True
+
+    def close(self) -> None:
+        self.on = False
+        self.look()
+        calls = [noted for noted, _ in self.calls.values()]
+        for name, *two in zip(("random", "numpy"), self.begun, states(), strict=True):
+            if two[0] != two[1]:
+                calls.append([name, None, [], 0, digest(two)])
+        if calls:
+            batch = {"part": self.part, "who": self.who, "count": self.count, "world": place()[1]}
+            notes.event("drawn", n=self.step, stream=self.stream, calls=calls, **batch)
+
+    def look(self) -> None:
+        """Has anything drawn that was not seen, such as code in C++?"""
+        if position() not in self.seen:
+            self.seen.add(position())
+            self.calls.setdefault("", (["torch", None, [], -1, ""], []))
+
+    # ---- what begins and ends a batch ----
+
+    def ask(self) -> bool:
+        """A loader is asked for something. Returns whether tell() is to be called after it."""
+        main = threading.current_thread() is threading.main_thread()
+        if self.asked or not main or not compares():
+            return False
+        if self.on:
+            self.close()
+        if self.own and is_ours(torch.initial_seed()):  # else the script itself has seeded
+            self.own()
+        self.own = None
+        self.asked = True
+        return True
+
+    def tell(self, one: object = None, batch: object = None) -> None:
+        """one: the pass that this batch is of."""
+        self.asked = False
+        if one is None:
+            self.begin()
+            return
+        stream = self.streams.setdefault(one.loader, len(self.streams))
+        sizes = [len(tensor) for tensor in tensors_in(batch) if tensor.dim()]
+        self.begin(stream, one.latest, len(one.latest or range(sizes[0] if sizes else 0)))
+
+    def again(self, *_: object, **__: object) -> None:
+        """After a step or a backward pass: no loader says where the next batch begins."""
+        if self.on and self.stream < 0:
+            self.close()
+            self.begin()
+
+    # ---- a draw ----
+
+    def __torch_function__(
+        self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling() or not self.on:
+            return func(*args, **kwargs)
+        if not may_draw(getattr(func, "__name__", "")) or capturing():
+            return func(*args, **kwargs)
+
+        generator = kwargs.get("generator")
+        if generator is torch.default_generator:
+            generator = None
+        if self.changes and generator is None:
+            return self.drawn_alike(func, args, kwargs)
+        before = position(generator)
+        result = func(*args, **kwargs)
+        if position(generator) != before:
+            self.note(before, func, result, digest(before))
+            self.seen.add(position())
+        return result
+
+    def drawn_alike(self, func: Callable, args: tuple, kwargs: dict) -> object:
+        self.look()
+        key = torch.initial_seed()
+        torch.manual_seed(mix(key))  # of all devices
+        before = position()
+        result = func(*args, **kwargs)
+        if func.__name__ not in ROWS and position() == before:
+            torch.default_generator.manual_seed(key)  # it draws in training alone, say
+            return result
+
+        if key not in self.calls:  # else it is computed once more
+            per, whose = self.whose(func, args, result)
+            self.note(key, func, result, "" if is_ours(key) else str(key), per, whose)
+        _, whose = self.calls.get(key, (None, []))
+        if whose:
+            result = by_rows(func, args, kwargs, result, [mix(key, *who) for who in whose])
+        torch.default_generator.manual_seed(mix(key, "next"))
+        self.seen.add(position())
+        return result
+
+    def note(
+        self,
+        key: object,
+        func: Callable,
+        result: object,
+        source: str,
+        per: int = 0,
+        whose: list = (),
+    ) -> None:
+        """per: rows of a sample, 0: it is drawn as a whole, -1: in compiled code."""
+        name = func.__name__
+        shape = [list(tensor.shape) for tensor in tensors_in(result)][:1]
+        if len(self.calls) <= MOST_CALLS:
+            per = -1 if "." in name or len(self.calls) == MOST_CALLS else per
+            self.calls[key] = [name, caller(), *(shape or [[]]), per, source], whose
+
+    def whose(self, func: Callable, args: tuple, result: object) -> tuple[int, list]:
+        """How many rows a sample has; and for each row its sample, and which of its rows it is.
+
+        0: it is drawn as a whole, alike on all ranks.
+        """
+        name = func.__name__
+        whole = name not in ROWS or type(result) not in (torch.Tensor, torch.nn.Parameter)
+        if whole or not result.dim() or not 0 < len(result) <= MOST_ROWS:
+            return 0, []
+        if name == "multinomial" and args and args[0].dim() == 1:
+            return 0, []  # draws of one distribution
+        size, number = len(result), len(self.calls)
+        before, self.rows[number] = self.rows[number], self.rows[number] + size
+        rank, world = place()
+        parts = self.first[self.step, self.stream]
+        event = next((one for one in parts if one["part"] == self.part), (parts or [None])[-1])
+        noted = event["calls"][number] if event and number < len(event["calls"]) else None
+
+        if self.count:
+            per = size // self.count if size % self.count == 0 else 0
+            who = self.who or [rank + world * (before // (per or 1) + n) for n in range(self.count)]
+            if noted and noted[3] != per:
+                if noted[3] < 1 or noted[2][0] != size:
+                    return 0, []
+                # No batch, but as many rows in both runs: the first took them for its batch.
+                per, who = 0, event["who"] or range(event["count"])
+            return per, [(one, n) for one in who for n in range(size // len(who))]
+
+        fixed = noted and noted[2][0] == size and world != event["world"] and not repeated(parts)
+        if fixed:
+            return 0, [(n, 0) for n in range(size)]
+        if noted and sum_of(parts, number) * event["world"] % (size * world):
+            return 0, []
+        return 1, [(rank + world * (before + n), 0) for n in range(size)]
+
+
+def repeated(parts: list[dict]) -> bool:
+    """Whether a step without a loader draws the same again and again: it accumulates gradients."""
+    calls = [[call[:3:2] for call in part["calls"]] for part in parts]
+    return len(calls) > 1 and all(one == calls[0] for one in calls)
+
+
+def sum_of(parts: list[dict], number: int) -> int:
+    """Rows of a draw in a whole step."""
+    shapes = [part["calls"][number][2] for part in parts if number < len(part["calls"])]
+    return sum(shape[0] for shape in shapes if shape)
+
+
+def by_rows(func: Callable, args: tuple, kwargs: dict, result: object, seeds: list) -> object:
+    """The result, each row drawn on a CPU by a seed of its own."""
+    shape = tuple(result.shape)
+    changed = func.__name__.endswith("_")  # in place
+    blank = torch.empty_like(result, device="cpu") if changed else None
+    if func in (torch.rand, torch.randn):
+        args, kwargs = (shape,), {k: v for k, v in kwargs.items() if k != "size"}
+    given = {k: v for k, v in kwargs.items() if k not in ("out", "requires_grad")}
+    if not tensors_in((*args, *kwargs.values())):
+        given["device"] = "cpu"
+
+    def part(value: object, n: int) -> object:
+        if isinstance(value, torch.Tensor):
+            value = blank if value is result else value.cpu()
+            rows = value.dim() == len(shape) and len(value) == len(seeds)
+            return value[n : n + 1] if rows else value
+        sizes = isinstance(value, list | tuple) and tuple(value) == shape
+        return (1, *shape[1:]) if sizes else value
+
+    rows = []
+    for n, seed in enumerate(seeds):
+        torch.default_generator.manual_seed(seed)
+        one = func(*(part(v, n) for v in args), **{k: part(v, n) for k, v in given.items()})
+        rows.append(one)
+    rows = torch.cat(rows).to(result.device)
+    if result.grad_fn is not None and not changed:
+        return rows
+    with torch.no_grad():
+        return result.copy_(rows)
+
+
+def mix(*parts: object) -> int:
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=6).digest()
+    return OURS | int.from_bytes(digest, "big")
+
+
+def is_ours(seed: int) -> bool:
+    return seed >> 48 == OURS >> 48
+
+
+@functools.cache
+def may_draw(name: str) -> bool:
+    return bool(re.search(MAY_DRAW, name))
+
+
+def place() -> tuple[int, int]:
+    several = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+
+
+def caller() -> list | None:
+    """File and line of the innermost call that is none of torch's own: a library's, say."""
+    frame = sys._getframe(1)
+    while frame and re.match(INNER, frame.f_code.co_filename):
+        frame = frame.f_back
+    return [frame.f_code.co_filename, frame.f_lineno] if frame else None
+
+
+# ---- states of generators ----
+
+
+def position(generator: object = None) -> tuple:
+    """Of torch's generators, or of one."""
+    states = [state_of(generator or torch.default_generator)]
+    if torch.cuda.is_initialized():
+        own = torch.cuda.default_generators[torch.cuda.current_device()]
+        states += [own.initial_seed(), own.get_offset()]
+    return tuple(states)
+
+
+def digest(states: object) -> str:
+    return hashlib.md5(repr(states).encode()).hexdigest()
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def states() -> list:
+    """Of random and numpy."""
+    numpy = sys.modules.get("numpy")
+    return [random.getstate(), plain(numpy.random.get_state()) if numpy else None]
+
+
+def kept() -> Callable:
+    """A call that puts the CPU's generators back to where they are now."""
+    torchs, randoms = torch.get_rng_state(), random.getstate()
+    numpys = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
+
+    def restore() -> None:
+        torch.set_rng_state(torchs)
+        random.setstate(randoms)
+        if numpys:
+            sys.modules["numpy"].random.set_state(numpys)
+
+    return restore
+
+
+# ---- what it attaches to ----
+
+
+def watch(probe: str, loaders: object) -> None:
+    """The mode is on from now on, and works where a loader has handed out a batch."""
+
+    def followed(own: Callable) -> Callable:
+        @functools.wraps(own)
+        def call(asked: object) -> object:
+            if not draws.ask():
+                return own(asked)
+            one = batch = None
+            try:
+                batch = own(asked)
+                one = getattr(asked, "_doctor", None) if own is own_next else None
+                return batch
+            finally:
+                draws.tell(one, batch)
+
+        return call
+
+    own_next = loaders._BaseDataLoaderIter.__next__
+    loaders._BaseDataLoaderIter.__next__ = followed(own_next)
+    loaders.DataLoader.__iter__ = followed(loaders.DataLoader.__iter__)
+    draws.__enter__()
+    os.register_at_fork(after_in_child=draws.__init__)
+
+
+def new_optimizer(*_: object, **__: object) -> None:
+    """A script without a loader has nothing else that shows where its first step begins."""
+    if compares() and not data.loaders and not draws.on:
+        draws.begin()
+
+
+def after_every_step(probe: str, register: Callable) -> None:
+    register(draws.again)
+
+
+def watch_backward(probe: str, own: Callable) -> None:
+    """Of backward passes inside another one, as checkpoints make them, only the outer one ends."""
+    inside = False
+
+    @functools.wraps(own)
+    def backward(*args: object, **kwargs: object) -> None:
+        nonlocal inside
+        before, inside = inside, True
+        try:
+            own(*args, **kwargs)
+        finally:
+            inside = before
+        if not inside:
+            draws.again()
+
+    torch.autograd.backward = backward
+
+
+draws = Draws()
