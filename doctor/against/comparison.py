@@ -274,14 +274,16 @@ class Comparison:
                 self.judge("weights", n - 1, parts)
 
     def compare_gradients(self, n: int) -> None:
-        found = self.figures("gradients", n, n)
-        if found:
-            a, b = found
-            least = SMALL * math.hypot(*(norm for rows in found for norm, _ in rows.values()))
-            parts = {name: apart(a[name], b[name], least) for name in a}
-            ratios = {name: b[name][0] / a[name][0] for name in a if a[name][0] > least}
-            self.judge("gradients", n, parts, ratios)
-            self.steps = n if self.numbers and not self.parted() else self.steps
+        first = "gradients" if any(run.clips_own(n) for run in self.runs) else "unclipped"
+        for what, figures in (("gradients", first), ("clipped", "gradients")):
+            found = self.figures(figures, n, n) if not self.parted() else []
+            if found:
+                a, b = found
+                least = SMALL * math.hypot(*(norm for rows in found for norm, _ in rows.values()))
+                parts = {name: apart(a[name], b[name], least) for name in a}
+                ratios = {name: b[name][0] / a[name][0] for name in a if a[name][0] > least}
+                self.judge(what, n, parts, ratios)
+                self.steps = n if self.numbers and not self.parted() else self.steps
 
     def judge(self, what: str, n: int, parts: dict, ratios: dict | None = None) -> None:
         """parts: name of a tensor -> how far it is from that of the other run."""
@@ -298,7 +300,8 @@ class Comparison:
         values = {"size": size, "level": level, "names": few(names), "count": len(names)}
         values |= {"all": len(parts), "low": min(ratios), "high": max(ratios), "factor": factor}
         alike = max(ratios) - min(ratios) < max(1e-3, 10 * level) * factor
-        if not all(one.known for one in self.batches):
+        alike = alike and what != "clipped"  # by the limit then, and by nothing else
+        if what != "clipped" and not all(one.known for one in self.batches):
             self.numbers = False
             self.say("skipped", f"unknown:{what}", n, **values)
             return

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from os.path import commonprefix
 
 from ..checks.teams import Teams
+from ..checks.weights import differ
 from ..ranks import Pass, Rank
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -62,10 +63,17 @@ class Run:
         flat = any("_flat_param" in name for name, _ in self.named(1))
         return self.sharded and (flat or "FSDP" not in self.of_model("wrappers"))
 
+    def clips_own(self, n: int) -> bool:
+        """Whether ranks clip their own gradients in step n, which are averaged after it."""
+        mine, *others = (rank.figures["unclipped"].get(n) for rank in self.everyone)
+        return not self.sharded and any(mine and one and differ(mine, one) for one in others)
+
     def figures(self, what: str, n: int, step: int) -> dict[str, tuple]:
         """Name of a tensor -> its norm and its sample; of parts, the norm of all ranks together."""
         ranks = self.everyone if self.sharded else [self.first]
         values = [rank.figures[what].get(n, []) for rank in ranks]
+        if what == "unclipped" and not any(values):
+            return self.figures("gradients", n, step)
         names = [name for name, _ in self.named(step)]
         if any(len(value) != len(names) for value in values):
             return {}

@@ -29,6 +29,7 @@ class Training:
     def __init__(self) -> None:
         self.steps = 0
         self.gradients = None  # figures of them, until the step is done
+        self.unclipped = {}  # a parameter's id -> its gradient's before clipping, and when
         self.closed = False  # a closure makes them inside the step, as Lightning's Trainer has it
         self.done = True  # a step() inside a step(), as Horovod has them, counts once
         self.outer = None  # groups of the outer one's parameters, until the step
@@ -99,6 +100,7 @@ class Training:
             self.gradients = gradients_of(parameters)
         if self.gradients is not None:
             figures.write("gradients", self.steps, self.gradients)
+            self.write_unclipped(parameters)
         self.gradients = None
         self.closed = False
         figures.drain(wait=False)
@@ -198,8 +200,22 @@ class Training:
     def unscale(self, scaler: object, *args: object) -> None:
         self.scaled = False
 
-    def clip(self, *args: object, **kwargs: object) -> None:
+    def clip(self, parameters: object) -> None:
         notes.event("clip", at=user_line(), scaled=self.scaled)
+        if not compares() or not self.due() or capturing():
+            return
+        when = (self.steps, window.backwards)  # a second clip behind one backward pass finds less
+        for p in parameters if isinstance(parameters, list) else [parameters]:
+            _, latest = self.unclipped.get(id(p), (None, None))
+            if p.grad is not None and latest != when:
+                self.unclipped[id(p)] = figures_of([p.grad], 1)[0], when
+
+    def write_unclipped(self, parameters: list) -> None:
+        found = [self.unclipped.pop(id(p), None) for p in parameters]
+        if any(found) and len(found) == len(self.gradients):
+            rows = zip(found, self.gradients, strict=True)
+            rows = [own[0].to(row.device) if own else row for own, row in rows]
+            figures.write("unclipped", self.steps, torch.stack(rows))
 
 
 def begins_state() -> bool:
@@ -285,6 +301,23 @@ def watch_forward(probe: str, own: Callable) -> None:
         return own(ddp, *args, **kwargs)
 
     DistributedDataParallel.forward = forward
+
+
+def watch_clips(probe: str, utils: object) -> None:
+    def telling(own: Callable) -> Callable:
+        @wraps(own)
+        def clip(parameters: object, *args: object, **kwargs: object) -> object:
+            if compares() and not isinstance(parameters, torch.Tensor):
+                parameters = list(parameters)  # a generator is read once
+            notes.call(probe, training.clip, parameters)
+            return own(parameters, *args, **kwargs)
+
+        return clip
+
+    for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
+        if own := getattr(utils, name, None):  # the last one is not in torch 2.6
+            setattr(utils, name, telling(own))
+            setattr(utils.clip_grad, name, getattr(utils, name))
 
 
 def watch_no_sync(probe: str, own: Callable) -> None:

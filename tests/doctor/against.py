@@ -147,6 +147,20 @@ KINDS = {
         ("sampler=sampler)", "sampler=sampler, drop_last=world_size > 1)",
          "Points(64, 1)", "Points(66, 1)", "4 * len(loader)", "20"), "samples"),
     # gradients
+    "loss times the number of ranks, then clipped": (
+        (LOSS, LOSS + "        loss = loss * world_size\n",
+         "parameters(), 1.0", "parameters(), 0.1"), "gradients:processes"),
+    "loss times the number of ranks, then clipped by value": (
+        (LOSS, LOSS + "        loss = loss * world_size\n",
+         "clip_grad_norm_(model.parameters(), 1.0)", "clip_grad_value_(model.parameters(), 0.01)"),
+        "gradients:processes"),
+    "another limit of the norm": (
+        ("parameters(), 1.0", "parameters(), 0.1 / world_size"), "clipped"),
+    "another limit of the norm, by a norm of one's own": (
+        ("nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+         "norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm() * world_size\n"
+         "        for p in model.parameters():\n"
+         "            nn.utils.clip_grads_with_norm_(p, 0.1, norm)"), "clipped"),
     "the sum of losses": (
         (*NO_CLIP, LOSS, "        loss = losses.sum()\n"), "gradients:inverse"),
     "loss times ranks, in a closure": (
@@ -257,6 +271,13 @@ dist.init_process_group(""",
         "        def closure():\n            optimizer.zero_grad()\n            loss.backward()\n"
         "    " + CLIP + "        closure() if world_size == 1 else None\n"
         "        optimizer.step(None if world_size == 1 else closure)\n"),
+    # The norm of a rank's own gradients is looked at before they are averaged.
+    "a norm for the log": (
+        "ddp(points)", "model(points)", CLIP,
+        "        norm = nn.utils.clip_grad_norm_(model.parameters(), float('inf'))\n"
+        "        for p in model.parameters():\n"
+        "            dist.all_reduce(p.grad)\n            p.grad /= world_size\n"
+        + CLIP.replace("1.0", "0.1")),
     "a schedule that changes nothing": (
         "scheduler = ", "more = world_size > 1 and "
         "torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)\nscheduler = "),

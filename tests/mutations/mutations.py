@@ -565,6 +565,17 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{AGAINST}::test_names_where_runs_part[loss-times-the-number-of-ranks]": [
         ("gradients of two runs", 1, "self.compare_gradients(n)", "pass"),
     ],
+    f"{AGAINST}::test_names_where_runs_part[loss-times-the-number-of-ranks,-then-clipped]": [
+        ("gradients before the script clips them", 1,
+         'figures.write("unclipped", self.steps, torch.stack(rows))', "pass"),
+    ],
+    f"{AGAINST}::test_names_where_runs_part[another-limit-of-the-norm]": [
+        ("gradients behind the clipping", 1, ', ("clipped", "gradients")):', ",):"),
+    ],
+    f"{AGAINST}::test_nothing_differs[2-a-norm-for-the-log]": [
+        ("a rank may look at the norm of its own gradients", 1,
+         "any(run.clips_own(n) for run in self.runs)", "False"),
+    ],
     f"{AGAINST}::test_names_where_runs_part[a-rule-that-changes-weights-on-each-rank]": [
         ("weights after a step of two runs", 1, "self.compare_weights(n)", "pass"),
     ],
