@@ -31,11 +31,13 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from .against.comparison import Comparison
 from .against.first import told
-from .against.runs import run_of
+from .against.runs import Run, run_of
 from .checks import judge
 from .findings import KINDS
 from .job import Job
@@ -132,7 +134,7 @@ def print_still(who: str, at: list, inside: str) -> None:
 
 
 def run(
-    args: argparse.Namespace, command: list[str], folder: Path, first: list[Rank] | None
+    args: argparse.Namespace, command: list[str], folder: Path, of_first: dict | None
 ) -> tuple[Job, list[Rank]]:
     # These end the job as Ctrl-C does; what nohup or a shell ignores stays ignored.
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -144,7 +146,7 @@ def run(
 
     try:
         without = (args.without or "") if args.against else None
-        job = Job(command, folder, without, told(first) if first else None)
+        job = Job(command, folder, without, of_first)
     except OSError as error:
         fail(f"the command cannot be started: {command[0]}: {error.strerror}")
     try:
@@ -196,12 +198,12 @@ def print_ended(job: Job, ranks: list[Rank]) -> None:
 
 
 def run_in_folder(
-    args: argparse.Namespace, command: list[str], first: list[Rank] | None = None
+    args: argparse.Namespace, command: list[str], of_first: dict | None = None
 ) -> tuple[Job, list[Rank]]:
-    """first: of the second of two runs, what the ranks of the first one did."""
+    """of_first: for the second of two runs."""
     # What the command leaves running may still write there.
     with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as name:
-        job, ranks = run(args, command, Path(name), first)
+        job, ranks = run(args, command, Path(name), of_first)
     print_ended(job, ranks)
     parts = (args.without or "").split(",")
     errors = " ".join(rank.ended.get("error", "") for rank in ranks)
@@ -212,6 +214,15 @@ def run_in_folder(
         how = f"type --without {left}" if left else "leave --without rounding out"
         print(f"doctor: the script makes tensors of a coarser type than float64: {how}")
     return job, ranks
+
+
+def run_again(args: argparse.Namespace, report: Report, noise: float) -> Run | None:
+    """The first of two runs once more, its evaluations moved by noise; None: it would not."""
+    print("\n" + report.say("against_again", size=abs(noise)), flush=True)
+    with suppress(SystemExit):  # said by fail
+        job, ranks = run_in_folder(args, args.against, {"noise": noise})
+        return None if job.ended == "ctrl-c" or broken(ranks) else run_of("A", ranks)
+    return None
 
 
 def main() -> None:
@@ -227,7 +238,7 @@ def main() -> None:
         one, first = run_in_folder(args, args.against)
         if one.ended == "ctrl-c" or broken(first):
             fail("the command of --against did not come to its end, so there is no comparison")
-    job, ranks = run_in_folder(args, args.command, first)
+    job, ranks = run_in_folder(args, args.command, told(first) if first else None)
     status = job.process.returncode
 
     report = Report(language, tuple(args.allow))
@@ -238,6 +249,7 @@ def main() -> None:
     comparison = None
     if first:
         comparison = Comparison(run_of("A", first), run_of("B", ranks), report)
+        comparison.again = partial(run_again, args, report)
         comparison.compare()
         both = {"a": shlex.join(args.against), "b": shlex.join(args.command)}
         print("\n" + report.say("against_runs", **both))

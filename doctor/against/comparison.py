@@ -8,13 +8,15 @@ what was saved and what was printed. The first difference ends the comparison of
 import math
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from statistics import median
 
 from ..checks.weights import averages_weights
 from ..recorder.notes import NAMELESS
 from ..report import Report, listed
-from .runs import Run, Samples, draws, name_alike, of_own_share, others, printed, saved
+from .runs import Run, Samples, draws, moves, name_alike, of_own_share, others, printed, saved
 
 # Relative to the norm of a tensor. Right runs on 1 against 2 and 3 ranks, on CPUs, differed in
 # their first step by less than a tenth of these. Those of tf32 and float16 were not measured:
@@ -26,6 +28,7 @@ LARGE = 0.03  # of its size: no rounding is taken for granted beyond it
 SMALL = 1e-3  # of all gradients together: a smaller one may be nothing but rounding
 SHARE = 0.01  # of all weights: tensors that are less say nothing by themselves
 PRINTED = 1e-3  # numbers further apart are shown; rounding may be the reason where it is coarse
+MOVES = 10  # so many times a difference that is seen may be one that is not
 FEW = 4  # names, and pairs of printed lines
 
 
@@ -56,6 +59,7 @@ class Comparison:
         self.numbers = True  # gradients and weights may still be compared
         self.steps = 0  # whose gradients were
         self.begun = self.largest = 0.0  # their difference, first and so far
+        self.again: Callable[[float], Run | None] = lambda size: None  # A once more, with noise
 
     def say(self, kind: str, which: str, step: int | None = None, /, **values: object) -> None:
         values = {"step": step, "a": self.one.label, "b": self.two.label, **values}
@@ -418,31 +422,60 @@ class Comparison:
         """Lines with the same words and other numbers."""
         mine, theirs = map(printed, self.runs)
         both = [
-            pair
+            (words, *pair)
             for words in mine
             if words in theirs  # as they came
             for pair in zip(mine[words], theirs[words], strict=False)
         ]
-        tolerance = self.tolerance()
-        found = [(others(a["text"], b["text"], tolerance), a, b) for a, b in both]
-        found = [row for row in found if row[0]]
-        strange = [row for row in found if not of_own_share(self.two, row[2], row[0])]
+        found = [row for row in both if self.others(*row)]
+        strange = [row for row in found if not of_own_share(self.two, row[2], self.others(*row))]
         if not found:
             if both:
                 self.say("same", "printed:same", count=len(both))
             return
+        if self.parted() or not self.numbers or self.tolerance() == PRINTED:
+            self.say_lines("note", "printed:known", strange or found, both)
+        elif not strange:
+            self.say_lines("cause", "printed:share", found, both)
+        else:
+            moved = self.moved(strange, mine)
+            steady = [row for row in strange if self.others(*row, moved)]
+            moving = [row for row in strange if row not in steady]
+            if steady:
+                self.say_lines("differs", "printed" if moved else "printed:once", steady, both)
+            if moving:
+                self.say_lines("undecided", "printed:moves", moving, both)
+
+    def others(self, words: str, mine: dict, theirs: dict, moved: dict | None = None) -> list:
+        own = moved and [MOVES * size for size in moved[words]]
+        return others(mine["text"], theirs["text"], self.tolerance(), own)
+
+    def moved(self, strange: list, mine: dict) -> dict[str, list]:
+        """Words of a line of A -> how far its numbers move by themselves, in an evaluation that
+        rounds in another way: as ties do, of a score that ranks."""
+        found = {}
+        noise = MOVES * max(self.rounding() / 100, self.largest)
+        for size in (noise, -noise):  # what one of them leaves in its order, the other one turns
+            again = self.again(size)
+            begun = [run and [*run.figures("weights", 0, 1).values()] for run in (self.one, again)]
+            if begun[0] != begun[1]:
+                break  # it found what the first time had left, or failed
+            lines = printed(again)
+            for words in {words for words, *_ in strange}:
+                far = moves(mine[words], lines.get(words, []))
+                pairs = zip_longest(far, found.get(words, []), fillvalue=0.0)
+                found[words] = [max(pair) for pair in pairs]
+            if not any(self.others(*row, found) for row in strange):
+                break
+        return found
+
+    def say_lines(self, kind: str, which: str, lines: list, both: list) -> None:
         rows = [
             f"\n    {run.label}  {line['text']}"
-            for _, *lines in (strange or found)[:FEW]
-            for run, line in zip(self.runs, lines, strict=True)
+            for _, *pair in lines[:FEW]
+            for run, line in zip(self.runs, pair, strict=True)
         ]
-        values = {"count": len(strange or found), "all": len(both), "rows": "".join(rows)}
-        if self.parted() or not self.numbers or tolerance == PRINTED:
-            self.say("note", "printed:known", **values)
-        elif strange:
-            self.say("differs", "printed", **values)
-        else:
-            self.say("cause", "printed:share", **values)
+        self.say(kind, which, count=len(lines), all=len(both), rows="".join(rows))
 
 
 def averages(run: Run) -> bool:

@@ -213,14 +213,29 @@ def printed(run: Run) -> dict[str, list]:
     return found
 
 
-def others(mine: str, theirs: str, tolerance: float) -> list[str | None]:
+def moves(mine: list, again: list) -> list[float]:
+    """How far each number of a line is from that of the same line in another run, at most."""
+    rows = []
+    for pair in zip(mine, again, strict=False):
+        numbers = (map(float, re.findall(NUMBER, line["text"])) for line in pair)
+        rows.append([abs(a - b) for a, b in zip(*numbers, strict=True)])
+    return [max(column) for column in zip(*rows, strict=True)]
+
+
+def others(
+    mine: str, theirs: str, tolerance: float, moved: list[float] | None = None
+) -> list[str | None]:
     """The words before each number that is another one, by more than rounding. None: a number with
-    its average in brackets, as in loss: 0.21 (0.25). The first may be of rank 0's last batch."""
+    its average in brackets, as in loss: 0.21 (0.25). The first may be of rank 0's last batch.
+
+    moved: so far numbers move by themselves.
+    """
     found = []
     pairs = zip(re.finditer(NUMBER, mine), re.finditer(NUMBER, theirs), strict=True)
-    for one, other in pairs:
+    for n, (one, other) in enumerate(pairs):
         digits = [len(m[0].partition(".")[2].partition("e")[0]) for m in (one, other)]
         last = 1.01 * 10.0 ** -max(digits) if max(digits) else 0
+        last = max(last, moved[n] if moved else 0)
         if not math.isclose(float(one[0]), float(other[0]), rel_tol=tolerance, abs_tol=last):
             averaged = re.match(rf"\s*\(\s*{NUMBER}\)", mine[one.end() :])
             found.append(None if averaged else mine[: one.start()].lower())

@@ -1,7 +1,7 @@
 """All that --without changes, as recorder/probes.py lists what is only recorded."""
 
 from ..recorder.hooks import Probe
-from . import draws, layers, order, rounding
+from . import draws, layers, noise, order, rounding
 
 CHANGES = (
     Probe("shuffling", "torch.utils.data.DistributedSampler.__iter__", attach=order.shuffling),
@@ -16,4 +16,5 @@ CHANGES = (
     ),
     Probe("draws", "torch.optim.optimizer.Optimizer.__init__", after=draws.new_optimizer),
     Probe("rounding", "torch", attach=rounding.rounding),
+    Probe("noise", "torch.nn.modules.module", attach=noise.noise),
 )

@@ -1,6 +1,7 @@
 """doctor --against: the same training on one process and on two, or where they part."""
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -20,8 +21,8 @@ from warm import torchrun_environments
 
 from doctor.against.comparison import Comparison
 from doctor.against.first import told
-from doctor.against.runs import run_of
-from doctor.ranks import read_ranks
+from doctor.against.runs import Run, run_of
+from doctor.ranks import Rank, read_ranks
 from doctor.report import LANGUAGES, Report
 from tools.site.verdicts import all_cases
 
@@ -40,6 +41,7 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
     told_of_first: a file, for the second of two runs.
     """
     os.environ["DOCTOR_AGAINST"] = without
+    hook = None
     if told_of_first:
         os.environ["DOCTOR_FIRST"] = told_of_first
     try:
@@ -57,12 +59,16 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
                 hooks.attach(PROBES + CHANGES)
             ATTACHED.append(True)
         from doctor.against import record as recorded
-        from doctor.without import first
+        from doctor.without import first, noise
 
         recorded.TOLD.clear()
         first.cache_clear()
+        noise.GENERATORS.clear()
+        hook = noise.noise("noise", torch.nn.modules.module)
         record(*args)
     finally:
+        if hook:
+            hook.remove()
         torch.set_default_dtype(torch.float32)  # a script may have set another
         del os.environ["DOCTOR_AGAINST"]
         os.environ.pop("DOCTOR_FIRST", None)
@@ -72,23 +78,30 @@ def compared(
     crew: Crew, text: str, folder: Path, sizes: tuple = (1, 2), without: str = ""
 ) -> dict[str, Comparison]:
     """The comparisons of the script on so many ranks, by language."""
-    ranks = []
-    for n, size in enumerate(sizes):
-        own = folder / f"run{n}"
+
+    def ran(size: int, of_first: dict | None = None) -> list[Rank]:
+        own = folder / f"run{len(list(folder.iterdir()))}"
         (own / "traces").mkdir(parents=True)
         (own / "script.py").write_text(text)
-        of_first = ""
-        if ranks:
-            of_first = str(own / "told.json")
-            Path(of_first).write_text(json.dumps(told(ranks[0])))
-        words = (without, of_first, str(own / "script.py"), str(own), "")
+        file = own / "told.json" if of_first else ""
+        if of_first:
+            file.write_text(json.dumps(of_first))
+        words = (without, str(file), str(own / "script.py"), str(own), "")
         with contextlib.suppress(AssertionError):  # a rank that gloo has aborted at its end
             crew.run(record_compared, *words, world_size=size)
-        ranks.append(read_ranks(own / "traces"))
+        return read_ranks(own / "traces")
+
+    @functools.cache
+    def again(noise: float) -> Run:
+        return run_of("A", ran(sizes[0], {"noise": noise}))
+
+    first = ran(sizes[0])
+    ranks = [first, ran(sizes[1], told(first))]
     found = {}
     for language in LANGUAGES:
         runs = [run_of(label, these) for label, these in zip("AB", ranks, strict=True)]
         found[language] = Comparison(*runs, Report(language))
+        found[language].again = again
         found[language].compare()
     return found
 
@@ -207,6 +220,32 @@ def test_command(tmp_path: Path) -> None:
     assert (first["name"], first["step"]) == ("gradients:processes", 1), result.output
     assert first["values"]["low"] == pytest.approx(2, rel=1e-12)
     assert first["values"]["high"] == pytest.approx(2, rel=1e-12)
+
+
+def test_a_first_run_that_cannot_be_repeated(crew: Crew, tmp_path: Path) -> None:
+    """It refuses its folder, or goes on from what it has saved there: it shows nothing then."""
+    text = faults.changed(against.BASE, against.KINDS["a score that ranks"][0])
+    found = compared(crew, text, tmp_path)["en"]
+    trained = run_of("A", found.one.everyone)
+    trained.figures = lambda *_: found.one.figures("weights", 3, 4)
+    for again in (None, trained):
+        comparison = Comparison(found.one, found.two, Report("en"))
+        comparison.again = lambda noise, again=again: again
+        comparison.compare()
+        assert comparison.seen[-1].name == "printed:once", comparison.text()
+        assert comparison.status() == 1
+
+
+def test_command_runs_the_first_again(tmp_path: Path) -> None:
+    text = faults.changed(against.BASE, against.KINDS["a score that ranks"][0])
+    (tmp_path / "script.py").write_text(text)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    one, two = ([*torchrun, number, "script.py"] for number in "12")
+    options = ["--lang", "en", "--without", "all", "--against", shlex.join(one)]
+    result = run_short([sys.executable, ROOT / "doctor", *options, *two], tmp_path)
+    assert result.returncode == 3, result.output
+    assert "Do these lines move by themselves?" in result.stdout, result.output
+    assert "UNDECIDED: With the same weights, printed lines" in result.stdout, result.output
 
 
 def test_rounding_that_cannot_be_taken_out(tmp_path: Path) -> None:
