@@ -23,7 +23,8 @@ def moving(size: float) -> object:
             GENERATORS[value.device] = torch.Generator(value.device).manual_seed(0)
         generator = GENERATORS[value.device]
         places = {"dtype": value.dtype, "device": value.device}
-        return value * (1 + size * torch.randn(value.shape, generator=generator, **places))
+        with torch._C.DisableTorchFunction():  # draws.py is to see the script's own draws alone
+            return value * (1 + size * torch.randn(value.shape, generator=generator, **places))
 
     def after_forward(module: object, _: tuple, result: object) -> object:
         trains = module.training and torch.is_grad_enabled()
