@@ -65,6 +65,8 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
         first.cache_clear()
         noise.GENERATORS.clear()
         hook = noise.noise("noise", torch.nn.modules.module)
+        if "rounding" in without:
+            torch.set_default_dtype(torch.float64)  # the run before has put it back
         record(*args)
     finally:
         if hook:
@@ -75,11 +77,12 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
 
 
 def compared(
-    crew: Crew, text: str, folder: Path, sizes: tuple = (1, 2), without: str = ""
+    crew: Crew, text: str | tuple, folder: Path, sizes: tuple = (1, 2), without: str = ""
 ) -> dict[str, Comparison]:
-    """The comparisons of the script on so many ranks, by language."""
+    """The comparisons of the script, or of two, on so many ranks, by language."""
+    texts = (text, text) if isinstance(text, str) else text
 
-    def ran(size: int, of_first: dict | None = None) -> list[Rank]:
+    def ran(text: str, size: int, of_first: dict | None = None) -> list[Rank]:
         own = folder / f"run{len(list(folder.iterdir()))}"
         (own / "traces").mkdir(parents=True)
         (own / "script.py").write_text(text)
@@ -93,10 +96,10 @@ def compared(
 
     @functools.cache
     def again(noise: float) -> Run:
-        return run_of("A", ran(sizes[0], {"noise": noise}))
+        return run_of("A", ran(texts[0], sizes[0], {"noise": noise}))
 
-    first = ran(sizes[0])
-    ranks = [first, ran(sizes[1], told(first))]
+    first = ran(texts[0], sizes[0])
+    ranks = [first, ran(texts[1], sizes[1], told(first))]
     found = {}
     for language in LANGUAGES:
         runs = [run_of(label, these) for label, these in zip("AB", ranks, strict=True)]

@@ -1,0 +1,129 @@
+"""docs/examples/tasks: trainings of twelve kinds, each the same on one process and on several, and
+each with a mistake of its own kind."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import faults
+import pytest
+from crew import Crew
+from harness import ROOT
+from test_against import compared
+
+from doctor.against.comparison import Comparison
+from doctor.without import PARTS
+
+FOLDER = ROOT / "docs/examples/tasks"
+TASKS = sorted(path.name for path in FOLDER.iterdir())
+# What torchvision's detectors differ by on several ranks, taken out of both scripts: images are
+# padded to the largest of a rank's batch, and the anchors that train are drawn.
+EXACT = (
+    "    model = build_model()\n",
+    "    model = build_model()\n"
+    "    model.transform.size_divisible = 96  # pads all images to one size\n"
+    "    torch.randperm = lambda count, **_: torch.arange(count)  # the first anchors, not any\n",
+)
+# Of each kind a mistake: texts of multi.py, what stands there and what stands there instead; and
+# the name of what the comparison must say first.
+MISTAKES = {
+    "the mean of each micro-batch's own tokens": (
+        "language_model",
+        ("            dist.all_reduce(tokens)\n", "",
+         "(loss * world_size).backward()  # DDP divides by world_size", "loss.backward()"),
+        "gradients:loss"),
+    "images that each rank numbers by itself": (
+        "detection", ("in zip(loader.sampler, loader, strict=True)", "in enumerate(loader)"),
+        "printed"),
+    "an average of the weights on rank 0 alone": (
+        "diffusion",
+        ("            ema.", "            if rank == 0:\n                ema."), "printed"),
+    "a rate for a batch that is multiplied by the ranks": (
+        "mae", ("BASE_RATE * BATCH", "BASE_RATE * BATCH * world_size"), "rates"),
+    "a sum over the batch that DDP averages": (
+        "vae", ("(loss * world_size).backward()", "loss.backward()"), "gradients:inverse"),
+    "a generator that DDP does not wrap": ("gan", ("ddpG(noise)", "netG(noise)"), "gradients"),
+    "the Dice of each rank's own batch": (
+        "segmentation",
+        ("sum_over_ranks(torch.stack([intersection, cardinality]))", "intersection, cardinality"),
+        "gradients:loss"),
+    "a gather that leaves out a part of the gradient": (
+        "contrastive", ("rows.detach() + (rows - rows.detach()) * world_size", "rows"),
+        "gradients:inverse"),
+    "the mean of the ranks' error rates": (
+        "speech", ("        dist.all_reduce(totals)\n",
+                   "        totals = totals / totals[1]\n        dist.all_reduce(totals)\n"),
+        "printed"),
+    "every rank trains on the same nodes": (
+        "graph", ("idx_train[rank::world_size]", "idx_train[: len(idx_train) // world_size]"),
+        "gradients"),
+    "advantages that each rank normalises by itself": (
+        "reinforcement", ("    dist.all_reduce(sums)\n", ""), "gradients"),
+    "every rank draws the same samples": (
+        "weighted", ("    sampler = Share(sampler, rank, world_size)\n", ""), "twice"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    with Crew(3) as members:
+        yield members
+
+
+def compare(
+    crew: Crew, task: str, folder: Path, size: int, mistake: tuple = (), both: tuple = ()
+) -> Comparison:
+    """The task's single.py on one process with its multi.py on so many.
+
+    mistake: texts that are changed in multi.py. both: texts that are changed in both.
+    """
+    single, multi = ((FOLDER / task / name).read_text() for name in ("single.py", "multi.py"))
+    texts = faults.changed(single, both), faults.changed(faults.changed(multi, both), mistake)
+    comparison = compared(crew, texts, folder, (1, size), ",".join(PARTS))["en"]
+    print(comparison.text())
+    return comparison
+
+
+def quick(values: list, first: tuple) -> list:
+    """All but the first are left to `make proof`."""
+    assert first in values
+    return [value if value == first else pytest.param(*value, marks=pytest.mark.proof)
+            for value in values]  # fmt: skip
+
+
+RIGHT = [(task, size) for task in TASKS for size in (2, 3)]
+
+
+@pytest.mark.parametrize(("task", "size"), quick(RIGHT, ("diffusion", 2)))
+def test_is_the_same_training(task: str, size: int, crew: Crew, tmp_path: Path) -> None:
+    both = EXACT if task == "detection" else ()
+    comparison = compare(crew, task, tmp_path, size, both=both)
+    assert {seen.kind for seen in comparison.seen} == {"same"}, comparison.text()
+    assert comparison.status() == 0
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_detector_as_people_write_it(size: int, crew: Crew, tmp_path: Path) -> None:
+    comparison = compare(crew, "detection", tmp_path, size)
+    first = next(seen for seen in comparison.seen if seen.kind != "same")
+    assert (first.kind, first.name) == ("cause", "drawn"), comparison.text()
+    assert comparison.status() == 0
+
+
+WRONG = [(kind, size) for kind in MISTAKES for size in (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), quick(WRONG, ("a gather that leaves out a part of the gradient", 2))
+)
+def test_a_mistake_of_its_kind(kind: str, size: int, crew: Crew, tmp_path: Path) -> None:
+    task, mistake, name = MISTAKES[kind]
+    both = EXACT if task == "detection" else ()
+    comparison = compare(crew, task, tmp_path, size, mistake, both)
+    first = next(seen for seen in comparison.seen if seen.kind not in ("same", "note"))
+    assert (first.kind, first.name) == ("differs", name), comparison.text()
+    assert comparison.status() == 1
+
+
+def test_each_kind_has_a_mistake() -> None:
+    assert sorted(task for task, _, _ in MISTAKES.values()) == TASKS
