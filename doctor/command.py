@@ -45,7 +45,7 @@ from .ranks import STILL, Rank, read_ranks, read_stack
 from .report import LANGUAGES, Report, explain, listed, own_call, short
 from .without import PARTS
 
-TAKEN_OUT = {"same_order": "shuffling", "unequal_buffers": "batchnorm"}  # not to be checked then
+TAKEN_OUT = {"unequal_buffers": "batchnorm"}  # not to be checked then
 NAMES = [name for name in KINDS if ":" not in name]
 
 
@@ -248,7 +248,7 @@ def main() -> None:
     judge(ranks, report)
     comparison = None
     if first:
-        comparison = Comparison(run_of("A", first), run_of("B", ranks), report)
+        comparison = Comparison(run_of("A", first), run_of("B", ranks), report, args.without or "")
         comparison.again = partial(run_again, args, report)
         comparison.compare()
         both = {"a": shlex.join(args.against), "b": shlex.join(args.command)}

@@ -67,8 +67,13 @@ class Pass:
     def column(self, name: str) -> list:
         return [value for batch in self.batches for value in batch.get(name) or []]
 
+    def given(self, batch: dict) -> list:
+        """What its samples are: under --without shuffling, not those that the sampler drew."""
+        return batch.get("given") or self.keys_of(batch)
+
     def by_key(self, name: str) -> dict:
-        return dict(zip(self.keys(), self.column(name), strict=False))
+        keys = [key for batch in self.batches for key in self.given(batch)]
+        return dict(zip(keys, self.column(name), strict=False))
 
     def joins(self, other: "Pass") -> bool:
         """Whether both may be parts of one evaluation: of one set, and no sample is in both."""

@@ -15,7 +15,7 @@ from statistics import median
 
 from ..checks.weights import averages_weights
 from ..recorder.notes import NAMELESS
-from ..report import Report, listed
+from ..report import Report, listed, short
 from .runs import Run, Samples, draws, moves, name_alike, of_own_share, others, printed, saved
 
 # Relative to the norm of a tensor. Right runs on 1 against 2 and 3 ranks, on CPUs, differed in
@@ -51,8 +51,9 @@ def singular(text: str) -> str:
 
 
 class Comparison:
-    def __init__(self, one: Run, two: Run, report: Report) -> None:
+    def __init__(self, one: Run, two: Run, report: Report, without: str = "") -> None:
         self.one, self.two, self.report = one, two, report
+        self.without = without.split(",")
         self.runs = (one, two)
         self.batches = Samples(one), Samples(two)
         self.seen: list[Seen] = []
@@ -160,7 +161,8 @@ class Comparison:
         steps = min(run.steps() for run in self.runs)
         samples = all(one.known for one in self.batches)
         if not samples:
-            self.say("skipped", "samples:unknown")
+            together = any(run.together for run in self.runs)
+            self.say("skipped", "samples:together" if together else "samples:unknown")
         for run in self.runs:
             counts = [len(rank.steps) for rank in run.everyone]
             unequal = max(counts) - min(counts) > (0 if run.ended() else 2)
@@ -197,17 +199,25 @@ class Comparison:
 
         values = {"mine": a.total(), "theirs": b.total(), "common": (a & b).total()}
         again = [one.repeats(n) for one in self.batches]
+        most = self.batches[1].padding(n)
         twice = [sum(count - 1 for count in rows.values()) for rows in (a, b)]
         if n == 1 and a.total() and b.total() and a.total() != b.total():
             self.say("differs", "batch", n, factor=f"{b.total() / a.total():.3g}", **values)
         elif n == 1 and twice[1] > twice[0]:
             self.say("differs", "twice", n, twice=twice[1], **values)
-        elif n == 1 and any(one.shuffles for one in self.batches):
+        elif "shuffling" in self.without and (own := self.batches[1].of_own_order(n)):
+            self.numbers = False
+            values |= {"sampler": own["drawing"], "at": short(own["at"])}
+            self.say("skipped", "order:own", n, **values)
+        elif "shuffling" not in self.without and n == 1 and any(s.shuffles for s in self.batches):
             self.numbers = False
             self.say("skipped", "order", n, **values)
-        elif again[1] > again[0] and a.total() <= b.total():
+        elif again[0] < again[1] and a.total() <= b.total():
             self.numbers = False
-            self.say("cause", "padding", n, repeats=again[1])
+            if again[1] <= again[0] + most:
+                self.say("cause", "padding", n, repeats=again[1])
+            else:
+                self.say("skipped", "again", n, repeats=again[1], most=most)
         else:
             self.say("differs", "samples", n, **values)
         return False

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from os.path import commonprefix
 
+from ..checks.data import most_padding
 from ..checks.teams import Teams
 from ..checks.weights import differ
 from ..ranks import Pass, Rank
@@ -150,7 +151,7 @@ class Samples:
         """Of step n: key, target, a number for the rest of each sample, and its shape."""
         found = []
         for one, batch in (row for rows in self.batches(n, ahead) for row in rows):
-            keys = one.keys_of(batch)
+            keys = one.given(batch)
             columns = [batch.get(name) or [] for name in ("targets", "items")]
             columns = [c if len(c) == len(keys) else [0] * len(keys) for c in columns]
             shapes = [str(batch.get("shape"))] * len(keys)
@@ -164,11 +165,24 @@ class Samples:
             for rows in self.batches(n, self.ahead())
         ]
 
+    def of_step(self, n: int) -> list[Pass]:
+        """The passes that its batches are of."""
+        passes = {id(one): one for rows in self.batches(n, self.ahead()) for one, _ in rows}
+        return list(passes.values())
+
     def repeats(self, n: int) -> int:
         """How many samples come again in the passes of step n."""
-        passes = {id(one): one for rows in self.batches(n, self.ahead()) for one, _ in rows}
-        counts = Counter(str(key) for one in passes.values() for key in one.keys())
+        counts = Counter(str(key) for one in self.of_step(n) for key in one.keys())
         return sum(count - 1 for count in counts.values())
+
+    def padding(self, n: int) -> int:
+        """How many of them may come again because a sampler fills the shares up."""
+        return most_padding(self.of_step(n))
+
+    def of_own_order(self, n: int) -> dict | None:
+        """The loader of a batch of step n which has not got the order of the first run."""
+        rows = [row for rows in self.batches(n, self.ahead()) for row in rows]
+        return next((one.loader for one, batch in rows if not batch.get("given")), None)
 
 
 def keyed(one: Pass) -> bool:

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from itertools import combinations, pairwise
 
 from ..findings import NOTE, TRAINING, WRONG, check, finds
@@ -139,9 +140,7 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
 
     if len(passes) < 2:
         return None
-    size = max(one.size() for one in passes)
-    own_batches = loader["accelerate"] or not loader["batch_size"]
-    padding = len(passes) * size if own_batches else len(passes) - 1
+    padding = most_padding(passes)
     own = sum(len(part) - len(set(part)) for part in keys)
     drawn = any(one.repeats() for one in passes) or loader["replacement"]
     if own > padding or drawn or re.search(DRAWN, loader["sampler"]):
@@ -158,6 +157,13 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
     elif any(one.grouped() for one in passes):
         skip_shares(report, "grouped")
     return None
+
+
+def most_padding(passes: Sequence[Pass]) -> int:
+    """Samples that may come again where a sampler fills the shares of these ranks up."""
+    size = max((one.size() for one in passes), default=0)
+    own_batches = any(one.loader["accelerate"] or not one.loader["batch_size"] for one in passes)
+    return len(passes) * size if own_batches else len(passes) - 1
 
 
 def skip_shares(report: Report, why: str) -> None:

@@ -93,11 +93,22 @@ def name_of(item: object) -> object:
     return item
 
 
+def root_of(dataset: object) -> object:
+    """The data set that Subsets (torch.utils.data) choose from."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
+
+
 def to_root(dataset: object, indices: list) -> list:
-    """Indices into the data set that Subsets (torch.utils.data) choose from."""
+    """Indices into it."""
     while isinstance(dataset, Subset):
         indices = [dataset.indices[index] for index in indices]
         dataset = dataset.dataset
+    return keys_of(indices)
+
+
+def keys_of(indices: list) -> list:
     return [int(i) if hasattr(i, "__index__") else repr(i) for i in indices]
 
 

@@ -7,11 +7,20 @@ from collections import deque
 from collections.abc import Callable
 
 import torch
-from torch.utils.data import IterableDataset, Sampler, SequentialSampler, Subset
+from torch.utils.data import BatchSampler, IterableDataset, Sampler, SequentialSampler, Subset
 from torch.utils.data.distributed import DistributedSampler
 
-from .contents import contents, described, fingerprint, length_of, numbered, to_root
-from .notes import notes, user_line
+from .contents import (
+    contents,
+    described,
+    fingerprint,
+    keys_of,
+    length_of,
+    numbered,
+    root_of,
+    to_root,
+)
+from .notes import compares, notes, user_line
 from .randomness import generators
 from .training import training
 from .window import window
@@ -29,7 +38,11 @@ class Pass:
         self.line = ""  # where the loader was made
         self.loader = 0  # its number
         self.latest = None  # indices of the latest batch, if they are known
-        self.drawn = deque()  # indices that its sampler gave for batches to come
+        # For batches to come: indices that its sampler gave, and what --without shuffling has put
+        # in their place.
+        self.drawn = deque()
+        self.asked = 0  # batches that were asked of its sampler
+        self.share = None  # of the first run's order
         self.count = 0  # of batches
         self.ended = False
         self.by_grad = False  # its latest batch was asked for where gradients are recorded
@@ -52,9 +65,7 @@ class Data:
         self.loaders += 1
         at = user_line(loader)
         iterable = isinstance(loader.dataset, IterableDataset)
-        root = loader.dataset
-        while isinstance(root, Subset):
-            root = root.dataset
+        root = root_of(loader.dataset)
         sampler = getattr(loader, "sampler", None)
         samplers = [sampler, *inside(sampler)]
         length = None if iterable else length_of(loader.dataset)
@@ -76,6 +87,8 @@ class Data:
             sampler=" of ".join(type(one).__name__ for one in samplers),
             replacement=bool(getattr(sampler, "replacement", False)),
             shuffles=any(map(shuffles, drawing(loader))),
+            drawing=type(drawing(loader)[0]).__name__,
+            draws=draws(loader.batch_sampler),
             batch_size=loader.batch_size,
             workers=loader.num_workers,
             accelerate=is_of_accelerate(loader),
@@ -91,7 +104,8 @@ class Data:
         one = self.making or getattr(iterator, "_doctor", None)
         if one is not None and one.indexed:
             given = indices.tolist() if hasattr(indices, "tolist") else indices
-            one.drawn.append(list(given) if isinstance(given, list | tuple) else [given])
+            one.drawn.append([list(given) if isinstance(given, list | tuple) else [given], None])
+            one.asked += 1
 
     def new_pass(self, iterator: object, loader: object) -> None:
         one, self.making = self.making, None
@@ -106,13 +120,17 @@ class Data:
 
     def batch(self, one: Pass, dataset: object, batch: object) -> None:
         one.count += 1
-        indices = one.drawn.popleft() if one.drawn else None
+        indices, given = one.drawn.popleft() if one.drawn else (None, None)
         fields = {"n": one.n}
         if indices is not None:
             fields["indices"] = to_root(dataset, indices)
-        one.latest = fields.get("indices") if one.in_order else None
+            if compares() and isinstance(dataset, Subset):
+                fields["raw"] = keys_of(indices)
+        if given is not None:
+            fields["given"] = to_root(dataset, given)
+        one.latest = fields.get("given", fields.get("indices")) if one.in_order else None
         if one.count <= MOST_CONTENTS and one.in_order:  # else these may be of other indices
-            count = None if indices is None else len(indices)
+            count = None if indices is None else len(given or indices)
             fields["targets"], fields["items"], fields["shape"] = contents(batch, count)
 
         notes.event("batch", **fields)
@@ -159,12 +177,23 @@ class Data:
 
 def drawing(loader: object) -> list:
     """What draws its indices. With a batch_sampler, loader.sampler may be one that nobody asks."""
-    found = loader
-    for _ in range(4):  # accelerate's holds a BatchSampler, which holds a sampler
-        inner = getattr(found, "batch_sampler", None)
-        inner = getattr(found, "sampler", None) if inner is None else inner
-        found = found if inner is None else inner
+    found = chain(loader)[-1]
     return [found, *inside(found)]
+
+
+def chain(found: object) -> list:
+    """What holds what: accelerate's batch sampler a BatchSampler, which holds a sampler."""
+    parts = []
+    while found is not None and len(parts) < 5:
+        parts.append(found)
+        inner = getattr(found, "batch_sampler", None)
+        found = getattr(found, "sampler", None) if inner is None else inner
+    return parts
+
+
+def draws(batches: object) -> int | None:
+    """How many indices torch's own batches take from their sampler in a pass."""
+    return length_of(batches.sampler) if type(batches) is BatchSampler else None
 
 
 def inside(sampler: object) -> list:

@@ -1,10 +1,11 @@
 """All that --without changes, as recorder/probes.py lists what is only recorded."""
 
 from ..recorder.hooks import Probe
+from ..recorder.probes import ITERATOR
 from . import draws, layers, noise, order, rounding
 
 CHANGES = (
-    Probe("shuffling", "torch.utils.data.DistributedSampler.__iter__", attach=order.shuffling),
+    Probe("shuffling", f"{ITERATOR}._next_index", attach=order.replaying),
     Probe("batchnorm", "torch.nn", attach=layers.batchnorm),
     Probe("dropout", "torch.nn.functional", attach=layers.dropout),
     Probe("draws", "torch.utils.data.dataloader", attach=draws.watch),

@@ -280,6 +280,9 @@ def may_draw(name: str) -> bool:
 
 
 def place() -> tuple[int, int]:
+    horovod = sys.modules.get("horovod.torch")
+    if horovod and horovod.is_initialized():
+        return horovod.rank(), horovod.size()
     several = dist.is_available() and dist.is_initialized()
     return (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
 

@@ -329,3 +329,139 @@ dist.init_process_group(""",
                  "            scores = ddp(points)\n"
                  "        losses = nn.functional.cross_entropy(scores.float()"),
 }  # fmt: skip
+
+INIT = """dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+"""
+SAMPLER = "sampler = DistributedSampler(train_set)"
+LOADER = "DataLoader(train_set, batch_size, sampler=sampler)"
+OTHER_SEED = (SAMPLER, "sampler = DistributedSampler(train_set, seed=world_size)")
+SET_EPOCH = "    sampler.set_epoch(epoch)\n"
+
+
+def own_sampler(body: str, names: str = "self.rank, self.num_replicas = rank, world_size") -> tuple:
+    """body: of a generator of a rank's own indices, or batches; `drawn` is a generator of another
+    seed for each number of ranks."""
+    return (INIT, f'''{INIT}
+
+class Own(torch.utils.data.Sampler):
+    def __init__(self):
+        self.epoch = 0
+        {names}
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        drawn = torch.Generator().manual_seed(100 * world_size + self.epoch)
+        {body}
+
+
+''', SAMPLER, "sampler = Own()")  # fmt: skip
+
+
+DRAW = "yield from torch.multinomial(torch.arange(1.0, 65), 64, True, generator=drawn).tolist()"
+PERMUTE = "order = torch.randperm(64, generator=drawn).tolist()"
+LENGTH = "\n\n    def __len__(self):\n        return "
+SHARE = f"[rank::world_size]{LENGTH}len(range(rank, 64, world_size))"
+BATCHES = (
+    LOADER, "DataLoader(train_set, batch_sampler=sampler)",
+    "4 * len(loader)", "16",
+)  # fmt: skip
+CUT = "order[n + rank * batch_size :][:batch_size] for n in range(0, 64, 16)"
+# --without shuffling: each run draws another order; and what must be said first, if anything is.
+ORDERS = {
+    "a seed of its own": (OTHER_SEED, ""),
+    "RandomSampler on one process": (
+        (SAMPLER, f"{SAMPLER} if world_size > 1 else torch.utils.data.RandomSampler(train_set)",
+         SET_EPOCH, "    world_size > 1 and sampler.set_epoch(epoch)\n"), ""),
+    "a weighted sampler": (own_sampler(DRAW + SHARE), ""),
+    "a list that the script shuffles": (
+        (SAMPLER, f"torch.manual_seed(world_size)\n{SAMPLER}",
+         SET_EPOCH, SET_EPOCH + "    order = torch.randperm(64).tolist()\n    loader = DataLoader("
+         "train_set, batch_size, sampler=sampler if world_size > 1 else order)\n"), ""),
+    "a list cut into shares": (
+        (SAMPLER, f"torch.manual_seed(world_size)\n{SAMPLER}",
+         SET_EPOCH, SET_EPOCH + "    order = torch.randperm(64)[rank::world_size].tolist()\n"
+         "    loader = DataLoader(train_set, batch_size, sampler=order)\n"), ""),
+    "balanced batches of its own": (
+        (*own_sampler(f"""classes = torch.tensor([row[1] for row in train_set])
+        weights = 1 / torch.bincount(classes)[classes]
+        order = torch.multinomial(weights, 64, generator=drawn).tolist()
+        yield from ({CUT}){LENGTH}4"""), *BATCHES), ""),
+    "buckets by length": (
+        (*own_sampler(f"""{PERMUTE}
+        order.sort(key=lambda i: int(train_set.words[i]))
+        yield from ({CUT}){LENGTH}4""", "pass"), *BATCHES), ""),
+    "batches of as many words": (
+        (*own_sampler(f"""while True:
+            {PERMUTE}
+            batch = []
+            for i in order[rank::world_size]:
+                batch.append(i)
+                if sum(train_set.words[batch]) > 60 // world_size:
+                    yield batch
+                    batch = []""", "pass"), *BATCHES[:2],
+         "in enumerate(loader)", "in zip(range(4), loader)", "4 * len(loader)", "16"), "parts"),
+    "batches that are arrays": (
+        (*own_sampler(f"""{PERMUTE}
+        yield from torch.tensor(order[rank::world_size]).numpy().reshape(4, -1){LENGTH}4"""),
+         *BATCHES), ""),
+    "numbers that are tensors": (
+        (*own_sampler("yield from torch.randperm(64, generator=drawn)" + SHARE),
+         "self.points[i]", "self.points[i.item()]"), ""),
+    "indices that are tuples": (
+        (*own_sampler(f"{PERMUTE}\n        yield from [(i, 1.5) for i in order]" + SHARE),
+         "point = self.points[i]", "i, scale = i if isinstance(i, tuple) else (i, 1.5)\n"
+         "        point = self.points[i] * scale"), ""),
+    "an endless sampler": (
+        (*own_sampler(f"""while True:
+            {PERMUTE}
+            yield from order[rank::world_size]""", "pass"),
+         "in enumerate(loader)", "in zip(range(4), loader)", "4 * len(loader)", "16"), ""),
+    "a Subset": (
+        (*OTHER_SEED, "Points(64, 1)", "Subset(Points(80, 1), torch.arange(79, 15, -1).tolist())",
+         "import DataLoader", "import Subset, DataLoader"), ""),
+    "two loaders": (
+        (*OTHER_SEED, "val_loader = ", "others = DataLoader(Points(64, 3), batch_size,\n"
+         "    sampler=DistributedSampler(train_set, seed=5 * world_size))\nval_loader = ",
+         "in enumerate(loader)", "in enumerate(loader, 1)",
+         "        losses = nn", "        if step == 1:\n            more = iter(others)\n"
+         "        points = points + 0.1 * next(more)[0]\n        losses = nn"), ""),
+    "an evaluation of the same set": (
+        (*OTHER_SEED, "val_set = Points(64, 1), Points(41, 2)", "val_set = (Points(64, 1),) * 2"),
+        ""),
+    "workers that stay": (
+        (*OTHER_SEED, LOADER, f"{LOADER[:-1]}, num_workers=2, persistent_workers=True)"), ""),
+    "a resume that skips batches": (
+        (*OTHER_SEED, "        losses = nn",
+         "        if epoch == 0 and step < 2:\n            continue\n        losses = nn"), ""),
+    # what must still be seen
+    "a sampler that fills up": ((*OTHER_SEED, "Points(64, 1)", "Points(63, 1)"), "padding"),
+    "a sampler that fills a batch up": (
+        (*own_sampler(f"""count = 60 if world_size == 1 else 64
+        order = torch.arange(count)[torch.randperm(60, generator=drawn)].tolist() * 2
+        yield from order[:count][rank::world_size]{LENGTH}{{1: 60, 2: 32}}[world_size]"""),
+         "Points(64, 1)", "Points(60, 1)"), "again"),
+    "no share for each rank": (
+        (SAMPLER, "sampler = torch.utils.data.RandomSampler(train_set)", SET_EPOCH, ""), "twice"),
+    "no share of a list": (
+        (LOADER, LOADER.replace("=sampler", "=torch.randperm(64).tolist()")), "twice"),
+    "no share of batches of its own": (
+        (*own_sampler(f"""{PERMUTE}
+        yield from (order[n :][:batch_size] for n in range(0, 64, batch_size))
+        {LENGTH}4 * world_size""", "pass"), *BATCHES), "twice"),
+    "the share of rank 0": (
+        (SAMPLER, "sampler = DistributedSampler(train_set, rank=0)"), "twice"),
+    "a batch that is not divided": ((*OTHER_SEED, "16 // world_size", "16"), "batch"),
+    "an epoch without its last batch": (
+        (*OTHER_SEED, LOADER, f"{LOADER[:-1]}, drop_last=world_size > 1)",
+         "Points(64, 1)", "Points(66, 1)", "4 * len(loader)", "20"), "samples"),
+    "a set of each rank's own": (
+        (INIT, INIT + "own = slice(rank, None, world_size)\n",
+         "train_set, val_set = Points(64, 1), Points(41, 2)\n",
+         "train_set, val_set = Points(64, 1), Points(41, 2)\n"
+         "train_set = torch.utils.data.Subset(train_set, range(64)[own])\n",
+         SAMPLER, "sampler = torch.utils.data.RandomSampler(train_set)", SET_EPOCH, ""),
+        "order:own"),
+}  # fmt: skip

@@ -22,6 +22,8 @@ from warm import torchrun_environments
 from doctor.against.comparison import Comparison
 from doctor.against.first import told
 from doctor.against.runs import Run, run_of
+from doctor.checks import judge
+from doctor.findings import WRONG
 from doctor.ranks import Rank, read_ranks
 from doctor.report import LANGUAGES, Report
 from tools.site.verdicts import all_cases
@@ -103,7 +105,7 @@ def compared(
     found = {}
     for language in LANGUAGES:
         runs = [run_of(label, these) for label, these in zip("AB", ranks, strict=True)]
-        found[language] = Comparison(*runs, Report(language))
+        found[language] = Comparison(*runs, Report(language), without)
         found[language].again = again
         found[language].compare()
     return found
@@ -178,6 +180,52 @@ def test_without(wrong: bool, crew: Crew, tmp_path: Path) -> None:
     comparison = compared(crew, text, tmp_path, without="shuffling,batchnorm,dropout")["en"]
     first = next((seen.name for seen in comparison.seen if seen.kind != "same"), "")
     assert first == ("gradients:processes" if wrong else ""), comparison.text()
+
+
+@pytest.mark.parametrize("kind", against.ORDERS, ids=lambda kind: kind.replace(" ", "-"))
+def test_order_of_the_first_run(kind: str, crew: Crew, tmp_path: Path) -> None:
+    words, name = against.ORDERS[kind]
+    text = faults.changed(against.BASE, words)
+    for comparison in compared(crew, text, tmp_path, without="shuffling").values():
+        first = next((seen.name for seen in comparison.seen if seen.kind != "same"), "")
+        assert first == name, comparison.text()
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 3), (3, 1)], ids=str)
+def test_order_of_several_ranks(sizes: tuple, crew: Crew, tmp_path: Path) -> None:
+    """Each run draws another order."""
+    seed = 'seed=int(__import__("os").getcwd()[-1])'  # the run's number
+    words = ("Points(64, 1)", "Points(60, 1)", "16 // world_size", "12 // world_size",
+             "DistributedSampler(train_set)", f"DistributedSampler(train_set, {seed})")  # fmt: skip
+    text = faults.changed(against.BASE, words)
+    comparison = compared(crew, text, tmp_path, sizes, without="shuffling")["en"]
+    assert {seen.kind for seen in comparison.seen} == {"same"}, comparison.text()
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ((against.SET_EPOCH, ""), {"same_order"}),
+        ((against.SAMPLER, f"{against.SAMPLER[:-1]}, rank=0)"), {"same_samples", "overlapping_samples"}),
+        ((against.SAMPLER, f"{against.SAMPLER[:-1]}, rank=0) if world_size > 1 else "
+          "torch.utils.data.SubsetRandomSampler(range(64))", against.SET_EPOCH, ""),
+         {"same_samples", "overlapping_samples", "same_order"}),
+    ],
+    ids=["set_epoch", "rank", "rank of one run"],
+)  # fmt: skip
+def test_own_order_is_judged(words: tuple, names: set, crew: Crew, tmp_path: Path) -> None:
+    """The verdict on the second run is on what its samplers drew, not on what it was given."""
+    compared(crew, faults.changed(against.BASE, words), tmp_path, without="shuffling")
+    report = Report("en")
+    judge(read_ranks(tmp_path / "run1/traces"), report)
+    assert {found.id for found in report.findings if found.severity == WRONG} == names
+
+
+def test_samples_that_ranks_work_on_together(crew: Crew, tmp_path: Path) -> None:
+    text = (Path(__file__).parent / "right/tensor_parallel.py").read_text()
+    comparison = compared(crew, text, tmp_path, (2, 2))["en"]
+    assert {seen.name for seen in comparison.seen} >= {"samples:together"}, comparison.text()
+    assert "were seen" not in comparison.text()
 
 
 RIGHT = [path for path in (Path(__file__).parent / "right").glob("[!w]*.py")]

@@ -82,7 +82,8 @@ def assert_contract_kept(folder: Path) -> None:
     for line in [line for file in folder.glob("*.jsonl") for line in file.open()]:
         event = json.loads(line)
         fields = set(event) - {"e", "t"}
-        missing = known[event["e"]] - fields - {"indices", "targets", "items", "shape"}
+        missing = known[event["e"]] - fields - {"indices", "given", "raw"}
+        missing -= {"targets", "items", "shape"}
         assert not missing and fields <= known[event["e"]], event
 
 
