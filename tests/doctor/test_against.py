@@ -206,7 +206,8 @@ def test_order_of_several_ranks(sizes: tuple, crew: Crew, tmp_path: Path) -> Non
     ("words", "names"),
     [
         ((against.SET_EPOCH, ""), {"same_order"}),
-        ((against.SAMPLER, f"{against.SAMPLER[:-1]}, rank=0)"), {"same_samples", "overlapping_samples"}),
+        ((against.SAMPLER, f"{against.SAMPLER[:-1]}, rank=0)"),
+         {"same_samples", "overlapping_samples"}),
         ((against.SAMPLER, f"{against.SAMPLER[:-1]}, rank=0) if world_size > 1 else "
           "torch.utils.data.SubsetRandomSampler(range(64))", against.SET_EPOCH, ""),
          {"same_samples", "overlapping_samples", "same_order"}),
