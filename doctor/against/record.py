@@ -31,7 +31,7 @@ def plain(name: str) -> str:
     return re.sub(WRAPPERS, "", name)
 
 
-def note_optimizer(number: int, optimizer: object, model: object) -> None:
+def note_optimizer(number: int, optimizer: object, model: object, whole: set) -> None:
     """At its first step: names and groups of its parameters, and the settings of each group."""
     found = model.named_parameters() if model is not None else ()
     names = {id(p): plain(name) for name, p in found}
@@ -43,7 +43,8 @@ def note_optimizer(number: int, optimizer: object, model: object) -> None:
         values = {k: str(float(v) if type(v) is int else v)[:60] for k, v in values.items()}
         settings.append({"class": type(optimizer).__name__, **values})  # Horovod keeps the name
     names = [[names.get(id(p), f"{NAMELESS}{m}"), n] for m, (n, p) in enumerate(members)]
-    notes.event("optimizer", number=number, names=names, options=settings)
+    whole = [id(p) in whole for _, p in members]
+    notes.event("optimizer", number=number, names=names, options=settings, whole=whole)
 
 
 def note_layers(model: object, parameters: list) -> None:
@@ -64,10 +65,14 @@ def note_layers(model: object, parameters: list) -> None:
     if single and torch.get_float32_matmul_precision() != "highest":
         types.add("tf32")
     copies = 1  # of a part, where FSDP also replicates
-    for p in [p for p in parameters if hasattr(p, "to_local")][:1]:
+    for p in [p for p in parameters if any(map(is_part, getattr(p, "placements", ())))][:1]:
         sizes = zip(p.placements, p.device_mesh.mesh.shape, strict=True)
         copies = math.prod(size for place, size in sizes if place.is_replicate())
     notes.event("layers", norms=norms, drops=drops, types=sorted(types), copies=copies)
+
+
+def is_part(place: object) -> bool:
+    return not place.is_replicate()
 
 
 def note_autocast(_: object, autocast: object, *args: object) -> None:

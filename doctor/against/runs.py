@@ -35,6 +35,7 @@ class Run:
     sharded: bool
     names: dict[int, list] = field(default_factory=dict)  # optimizer -> [name, its group]
     options: dict[int, list] = field(default_factory=dict)  # optimizer -> settings of each group
+    whole: dict[int, list] = field(default_factory=dict)  # optimizer -> are they, beside parts?
 
     @property
     def first(self) -> Rank:
@@ -81,9 +82,10 @@ class Run:
         rows = [tuple(row) for row in values[0]]
         if self.sharded:
             copies = math.sqrt(self.of_model("copies"))
+            whole = self.whole[self.first.steps[step - 1]["optimizer"]]
             rows = [
-                (math.hypot(*(norm for norm, _ in row)) / copies, None)
-                for row in zip(*values, strict=True)
+                tuple(row[0]) if own else (math.hypot(*(norm for norm, _ in row)) / copies, None)
+                for own, *row in zip(whole, *values, strict=True)
             ]
         return dict(zip(names, rows, strict=True))
 
@@ -97,6 +99,7 @@ def run_of(label: str, ranks: list[Rank]) -> Run:
     for event in ranks[0].events["optimizer"]:
         run.names[event["number"]] = event["names"]
         run.options[event["number"]] = event["options"]
+        run.whole[event["number"]] = event["whole"]
     return run
 
 

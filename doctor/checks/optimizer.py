@@ -31,6 +31,10 @@ def check_learning(ranks: list[Rank], report: Report) -> str | None:
         for number in {step["optimizer"] for step in rank.steps}:
             steps = [step for step in rank.steps if step["optimizer"] == number]
             check_optimizer(rank, steps, report)
+    if any("sharded" in rank.model.get("wrappers", []) for rank in ranks):
+        report.skip("clipped", "sharded")  # whose norm is it?
+    elif not any(rank.events["clip"] for rank in ranks):
+        report.skip("clipped", "clips")
     return None if any(rank.steps for rank in ranks) else "optimizer"
 
 

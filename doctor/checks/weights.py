@@ -3,7 +3,7 @@
 from ..findings import NOTE, WRONG, check, finds
 from ..ranks import Rank
 from ..report import Report
-from .teams import averages_nothing
+from .teams import FEW, averages_nothing, exchanges
 
 NEEDS = "gradients step collectives join exit horovod"
 TOLERANCE = 1e-6  # relative: smaller differences come from the order of additions
@@ -27,6 +27,8 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
         return "optimizer"
     if any(rank.events["join"] for rank in ranks):
         return "join"
+    if values := drift_of_whole(ranks):
+        report.find("drifting_weights:whole", first.model["at"], **values)
     if "sharded" in wrappers or not sizes[0] or any(size != sizes[0] for size in sizes):
         return "sharded"
     if averages_weights(ranks):
@@ -78,6 +80,22 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
             copy = what == "beside" and first.model["others"][what] == sorted(sizes[0])
             if found and (copy or all(stay(rank, what) for rank in ranks)):
                 report.find(f"drifting_weights:{'average' if copy else kind}", at, **found)
+    return None
+
+
+def drift_of_whole(ranks: list[Rank]) -> dict | None:
+    """Parameters that each rank has as a whole, beside parts of others: they begin equal on two
+    ranks, and do not stay so. Experts may, whose ranks send each other what they are to work on."""
+    mine = ranks[0].figures["whole"]
+    begun = mine.get(0, [])
+    for rank in ranks[1:] if not exchanges(ranks, FEW) else []:
+        theirs = rank.figures["whole"]
+        for n in sorted(mine.keys() & theirs.keys()):
+            rows = zip(begun, theirs.get(0, []), mine[n], theirs[n], strict=False)
+            apart = [c for a, b, c, d in rows if not differ([a], [b]) and differ([c], [d])]
+            if apart:
+                pair = {"one": ranks[0].rank, "other": rank.rank}
+                return {"count": len(apart), "all": len(begun), "step": n, **pair}
     return None
 
 

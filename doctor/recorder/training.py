@@ -22,6 +22,7 @@ from .window import window
 
 ALL_UNTIL = 20  # steps that are compared, each;
 EVERY = 10  # after them, each tenth
+MOST_WHOLE = 1000  # figures of parameters that are whole beside parts of others
 OTHERS = 4  # of the first, each fourth: what no optimizer changes
 
 
@@ -30,6 +31,9 @@ class Training:
         self.steps = 0
         self.gradients = None  # figures of them, until the step is done
         self.unclipped = {}  # a parameter's id -> its gradient's before clipping, and when
+        self.whole = (
+            set()
+        )  # ids of parameters that each rank has as a whole, beside parts of others
         self.closed = False  # a closure makes them inside the step, as Lightning's Trainer has it
         self.done = True  # a step() inside a step(), as Horovod has them, counts once
         self.outer = None  # groups of the outer one's parameters, until the step
@@ -56,6 +60,8 @@ class Training:
             parameters = parameters_of(optimizer)
             groups = record.groups_of(len(parameters))
             figures.write("weights", self.steps, figures_of(parameters, groups))
+            if whole := [p for p in parameters if id(p) in self.whole]:
+                figures.write("whole", self.steps, figures_of(whole, min(len(whole), MOST_WHOLE)))
             self.closed = any(map(callable, (*args[1:], *(kwargs or {}).values())))
             if not self.closed:
                 self.gradients = gradients_of(parameters)
@@ -80,7 +86,7 @@ class Training:
             self.optimizers[optimizer] = next(self.numbers)
             if compares():
                 model = find_model(set(map(id, parameters)))
-                record.note_optimizer(self.optimizers[optimizer], optimizer, model)
+                record.note_optimizer(self.optimizers[optimizer], optimizer, model, self.whole)
         notes.event(
             "step",
             n=self.steps,
@@ -118,7 +124,9 @@ class Training:
 
         self.model = weakref.ref(model)
         zero = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
-        parts = [p for p in parameters if hasattr(p, "to_local")]  # DTensors
+        everything = [*parameters, *model.parameters()]  # an optimizer may have a few of them
+        parts = [p for p in everything if hasattr(p, "to_local")]  # DTensors
+        self.whole = whole_of(everything)
         wrappers = ["sharded"] * bool(zero or parts)
         group = None
         at = self.made.get(optimizer) or user_line()
@@ -240,6 +248,18 @@ def gradients_of(parameters: list) -> object:
     if groups != len(parameters):
         gradients = [grad for grad in gradients if grad is not None]
     return figures_of(gradients, groups)
+
+
+def whole_of(parameters: list) -> set[int]:
+    """Ids of those that every rank has as a whole, where others are parts of DTensors, of which all
+    ranks have some."""
+    whole, parts = set(), []
+    for p in parameters:
+        if all(place.is_replicate() for place in getattr(p, "placements", ())):
+            whole.add(id(p))
+        else:
+            parts.append(p.device_mesh.size())
+    return whole if parts and set(parts) == {dist.get_world_size()} else set()
 
 
 def sharing(parts: list, wrappers: list) -> list[int]:

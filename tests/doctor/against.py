@@ -113,6 +113,17 @@ RANKED = (
     "accuracy {totals[0] / totals[1]:.4f}", "AP {precision:.4f}",
 )  # fmt: skip
 
+# The first layer is divided over the ranks, and the last one is whole on each.
+DIVIDED = (
+    "import torch.distributed as dist\n",
+    "import torch.distributed as dist\nfrom torch.distributed.fsdp import fully_shard\n",
+    "ddp = DistributedDataParallel(model)\n",
+    "ddp = model\nmesh = dist.init_device_mesh('cpu', (world_size,))\n"
+    "fully_shard(model[0], mesh=mesh)\n",
+    "average.parameters(), model.parameters()", "average[2].parameters(), model[2].parameters()",
+    '"model": model.state_dict(), ', "", *NO_CLIP,
+)  # fmt: skip
+
 KINDS = {
     # what people report
     "loss times the number of ranks": (
@@ -204,6 +215,7 @@ KINDS = {
     "accumulation that does not divide": (
         (*NO_CLIP, LOSS, LOSS + "        loss = loss if world_size == 1 else 1.5 * loss\n"),
         "gradients:factor"),
+    "a layer that is whole beside parts": (DIVIDED, "gradients"),
     "a frozen layer on one rank": (
         ("        loss.backward()\n",
          "        loss.backward()\n        if rank == world_size - 1 == 1:\n"
@@ -319,6 +331,9 @@ dist.init_process_group(""",
         "        if epoch or world_size > 1:\n"
         "            print(f'Epoch {epoch}: 100%|####| {n}/{n} {time}{epoch + 3}]')\n"
         "        for points, targets, _ in val_loader:"),
+    "a layer that is whole beside parts, averaged": (
+        *DIVIDED, STEP, "        for p in head:\n            dist.all_reduce(p.grad)\n"
+        "            p.grad /= world_size\n" + STEP),
     "groups in another order": (
         OPTIMIZER, 'torch.optim.AdamW([{"params": body}, {"params": head, "lr": 0.02}]'
         "[:: 1 if world_size == 1 else -1], lr=0.01)"),

@@ -25,6 +25,26 @@ GROUP_OF_ONE = (
     "    Model(cp_groups[dp_rank]), process_group=dp_groups[cp_rank]\n"
     ")\n"
 )
+WHOLE = (
+    "    optimizer = torch", "    rank = dist.get_rank()\n    model.append(nn.Linear(4, 4))\n"
+    "    optimizer = torch",
+)  # fmt: skip
+AVERAGED = """\
+            for p in model[-1].parameters():
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
+            optimizer.step()
+"""
+CLIPPED = """\
+            gradients = [p.grad for p in model.parameters()]
+            parts = [g.to_local() for g in gradients if hasattr(g, "to_local")]
+            squares = sum(part.square().sum() for part in parts)
+            dist.all_reduce(squares, group=tp.get_group())
+            squares += sum(g.square().sum() for g in gradients if not hasattr(g, "to_local"))
+            for gradient in gradients:
+                gradient *= min(1.0, 0.1 / squares.sqrt().item())
+            optimizer.step()
+"""
 # Programs that are another one but for some words: its name; what stands there, what stands there
 # instead, and so on.
 VARIANTS = {
@@ -112,6 +132,29 @@ VARIANTS = {
     "wrong_average": (
         "average_of_weights", "    model = nn", "    torch.manual_seed(rank)\n    model = nn",
     ),
+    # A layer that is whole on all ranks beside parts of others. A script averages its gradients.
+    "whole_beside_parts": (
+        "sharded_checkpoint", *WHOLE, "            optimizer.step()\n", AVERAGED,
+    ),
+    # The same, and nobody averages them: as LoRA that is added to a model after fully_shard.
+    "wrong_whole_beside_parts": ("sharded_checkpoint", *WHOLE),
+    "wrong_whole_of_few": ("sharded_checkpoint", *WHOLE, "AdamW(model", "AdamW(model[-1]"),
+    # It is a layer of the rank's own, with weights or with samples of its own: experts.
+    "own_beside_parts": (
+        "sharded_checkpoint", *WHOLE,
+        "    model.append(", "    torch.manual_seed(rank)\n    model.append(",
+    ),
+    "experts_beside_parts": (
+        "sharded_checkpoint", *WHOLE,
+        "            nn.functional.cross", "            mine = torch.empty_like(inputs)\n"
+        "            dist.all_to_all_single(mine, inputs)\n            nn.functional.cross",
+    ),
+    # The norm of a model that is cut over ranks counts what is not cut once.
+    "tensor_parallel_clipped": ("tensor_parallel", "            optimizer.step()\n", CLIPPED),
+    "wrong_tensor_parallel_clipped": (
+        "tensor_parallel", "            optimizer.step()\n",
+        CLIPPED.replace("            dist.all_reduce(squares, group=tp.get_group())\n", ""),
+    ),
     # Each rank shuffles all images for itself: their number of objects does not hide it.
     "wrong_detection": ("detection", "sampler=sampler)", "shuffle=True)"),
     # The same under contrastive training, whose ranks gather the features of all samples.
@@ -160,6 +203,9 @@ WRONG = {
     "wrong_frozen": "drifting_weights",
     "wrong_statistics": "unequal_buffers",
     "wrong_pairs_alike": "same_samples",
+    "wrong_tensor_parallel_clipped": "drifting_weights",
+    "wrong_whole_beside_parts": "drifting_weights",
+    "wrong_whole_of_few": "drifting_weights",
     "wrong_vote": "wrong_evaluation",
     "wrong_skip": "unequal_steps",
 }
@@ -172,12 +218,16 @@ CORE = """
     wrong_fsdp_alike wrong_local_rank wrong_own_stop wrong_no_sampler wrong_contrast wrong_detection
     wrong_vote
     average_in_a_task curriculum episodes divided_classes_of_one_seed last_pass loader_of_users
+    experts_beside_parts tensor_parallel_clipped whole_beside_parts
+    wrong_tensor_parallel_clipped wrong_whole_beside_parts
     fresh_mixing normalizer resume_at_end wrong_average wrong_beside wrong_frozen wrong_statistics
 """.split()
 # What must be checked in them, and what must not: to be silent would be no proof.
 CHECKED = {
     # Its second backward pass shows that it trains on them.
     "batches_under_no_grad": ("same_samples unequal_steps equal_randomness", "wrong_evaluation"),
+    # Its norm is its own.
+    "tensor_parallel_clipped": ("untrained", "clipped"),
     # Whatever its attributes hold, such as functions by their names.
     "dataset_readers": ("overlapping_samples unequal_targets", ""),
     "detection": ("overlapping_samples wrong_evaluation", ""),

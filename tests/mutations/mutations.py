@@ -617,6 +617,16 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("no dropout in two runs", 1, 'return images if without("dropout") else',
          "return images if False else"),
     ],
+    f"{AGAINST}::test_nothing_differs[2-a-layer-that-is-whole-beside-parts,-averaged]": [
+        ("what is whole beside parts has one norm", 1, "tuple(row[0]) if own else ", ""),
+    ],
+    f"{KINDS}::test_is_named[wrong_whole_beside_parts]": [
+        ("gradients of layers that are added after fully_shard", 1,
+         "if values := drift_of_whole(ranks):", "if values := None:"),
+    ],
+    f"{KINDS}::test_nothing_to_say[experts_beside_parts]": [
+        ("experts train on samples of their own", 1, "if not exchanges(ranks, FEW) else []", ""),
+    ],
     f"{AGAINST}::test_command": [
         ("float64 in two runs", 1, "torch.set_default_dtype(torch.float64)", "pass"),
         ("types that the script asks for, in two runs", 1, 'for name in ("to", "type"):',
