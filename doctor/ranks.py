@@ -24,6 +24,7 @@ class Pass:
     over: int = 0  # the row of its end, or of its last batch
     total: int | None = None  # batches that it should have
     steps: int = 0  # that learned from it
+    learned: list[tuple] = field(default_factory=list)  # of each backward: its step, batches so far
     reduced: list[dict] = field(default_factory=list)  # collectives between a batch and a step
     drew: list[dict] = field(default_factory=list)  # random numbers that items were made with
 
@@ -202,6 +203,9 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
             for n in event["passes"]:
                 if n in rank.passes:
                     rank.passes[n].steps += 1
+            for n, count in event["learned"]:
+                if n in rank.passes:
+                    rank.passes[n].learned.append((event["n"], count))
         elif kind == "collective" and event["kind"] not in ("barrier", "broadcast"):
             if recent <= training:
                 usual.add(str(event["at"]))

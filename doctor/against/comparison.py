@@ -16,7 +16,18 @@ from statistics import median
 from ..checks.weights import averages_weights
 from ..recorder.notes import NAMELESS
 from ..report import Report, listed, short
-from .runs import Run, Samples, draws, moves, name_alike, of_own_share, others, printed, saved
+from .runs import (
+    Run,
+    Samples,
+    draws,
+    moves,
+    name_alike,
+    of_own_share,
+    others,
+    printed,
+    read_alike,
+    saved,
+)
 
 # Relative to the norm of a tensor. Right runs on 1 against 2 and 3 ranks, on CPUs, differed in
 # their first step by less than a tenth of these. Those of tf32 and float16 were not measured:
@@ -160,7 +171,9 @@ class Comparison:
     def compare_steps(self) -> None:
         steps = min(run.steps() for run in self.runs)
         samples = all(one.known for one in self.batches)
-        if not samples:
+        if samples:
+            read_alike(*self.batches)
+        else:
             together = any(run.together for run in self.runs)
             self.say("skipped", "samples:together" if together else "samples:unknown")
         for run in self.runs:
@@ -181,8 +194,7 @@ class Comparison:
             if self.parted():
                 return
         if samples:
-            ahead = any(one.ahead() for one in self.batches)
-            size = len(self.batches[0].contents(1, ahead))
+            size = self.batches[0].keys(1).total()
             self.say("same", "samples:same", count=steps, size=size)
         if self.steps:
             name = "numbers:same" if self.largest else "numbers:equal"
@@ -191,11 +203,9 @@ class Comparison:
 
     def compare_samples(self, n: int) -> bool:
         """Of all ranks together. Returns whether those of the next step can be compared."""
-        ahead = any(one.ahead() for one in self.batches)
-        mine, theirs = (one.contents(n, ahead) for one in self.batches)
-        a, b = (Counter(key for key, *_ in rows) for rows in (mine, theirs))
+        a, b = (one.keys(n) for one in self.batches)
         if a == b:
-            return self.compare_contents(n, mine, theirs)
+            return self.compare_contents(n, *(one.contents(n) for one in self.batches))
 
         values = {"mine": a.total(), "theirs": b.total(), "common": (a & b).total()}
         again = [one.repeats(n) for one in self.batches]
@@ -364,13 +374,10 @@ class Comparison:
     # ---- epochs, files, printed lines ----
 
     def compare_epochs(self) -> None:
-        counts = [run.epochs() for run in self.runs]
-        each = [
-            len(one.rows[0]) // run.steps()
-            for one, run in zip(self.batches, self.runs, strict=True)
-        ]
+        known = all(one.known for one in self.batches)  # then all steps had the same samples
+        counts = [[] if known else run.epochs() for run in self.runs]
         for n, (mine, theirs) in enumerate(zip(*counts, strict=False), 1):
-            if mine != theirs and each[0] == each[1]:
+            if mine != theirs:
                 self.say("differs", "epochs", epoch=n, mine=mine, theirs=theirs)
                 return
         mine, theirs = (run.steps() for run in self.runs)

@@ -2,9 +2,11 @@
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from itertools import accumulate, product
 from os.path import commonprefix
+from statistics import mode
 
 from ..checks.data import most_padding
 from ..checks.teams import Teams
@@ -48,8 +50,8 @@ class Run:
         return all(rank.ended.get("error") == "None" for rank in self.everyone)
 
     def epochs(self) -> list[int]:
-        """Batches of each whole pass of training."""
-        return [len(one.batches) for one in self.first.trained() if one.whole()]
+        """Steps that learned from each whole pass of training."""
+        return [one.steps for one in self.first.trained() if one.whole()]
 
     def of_model(self, name: str) -> list:
         """What the events of its model say: wrappers, sizes, norms, drops, types."""
@@ -131,29 +133,25 @@ class Samples:
         self.shuffles = any(one.loader["shuffles"] for one in every)
         # Random numbers made them.
         self.drawn = any(event["states"] for one in every for event in one.drew)
-        self.rows = []  # for each rank: pass and batch, as they came
-        for passes in self.passes:
-            rows = [(one, batch) for one in passes for batch in one.batches]
-            self.rows.append(sorted(rows, key=lambda row: row[1]["t"]))
+        # Ways to tell the batches of a step, each: for each rank, step -> its batches.
+        self.ways = [[batches_of(passes, *way) for passes in self.passes] for way in WAYS]
+        whole = [one for passes in self.passes for one in passes if one.whole()]
+        fits = whole and not any(len(one.learned) % len(one.batches) for one in whole)
+        self.way = self.ways[1 if fits else 0]
 
-    def ahead(self) -> bool:
-        """Whether a loader fetches batches of later steps before the first step is made."""
-        begun = [sum(batch["place"] == 0 for _, batch in rows) for rows in self.rows]
-        return any(n > self.each(rows) for n, rows in zip(begun, self.rows, strict=True))
+    def batches(self, n: int) -> list[list]:
+        """Of step n, for each rank: pairs of a pass and a batch."""
+        return [list(found.get(n, {}).values()) for found in self.way]
 
-    def each(self, rows: list) -> int:
-        return max(1, len(rows) // max(1, self.steps))
+    def keys(self, n: int) -> Counter:
+        """The samples of step n, of all ranks together."""
+        rows = [row for rows in self.batches(n) for row in rows]
+        return Counter(str(key) for one, batch in rows for key in one.given(batch))
 
-    def batches(self, n: int, ahead: bool) -> list[list]:
-        """Of step n, for each rank. ahead: the n-th batch is taken for that of the n-th step."""
-        if not ahead:
-            return [[row for row in rows if row[1]["place"] == n - 1] for rows in self.rows]
-        return [rows[(n - 1) * self.each(rows) : n * self.each(rows)] for rows in self.rows]
-
-    def contents(self, n: int, ahead: bool) -> list[tuple]:
+    def contents(self, n: int) -> list[tuple]:
         """Of step n: key, target, a number for the rest of each sample, and its shape."""
         found = []
-        for one, batch in (row for rows in self.batches(n, ahead) for row in rows):
+        for one, batch in (row for rows in self.batches(n) for row in rows):
             keys = one.given(batch)
             columns = [batch.get(name) or [] for name in ("targets", "items")]
             columns = [c if len(c) == len(keys) else [0] * len(keys) for c in columns]
@@ -163,20 +161,20 @@ class Samples:
 
     def shares(self, n: int) -> list[int]:
         """How many samples of step n each rank has."""
-        return [
-            sum(len(one.keys_of(batch)) for one, batch in rows)
-            for rows in self.batches(n, self.ahead())
-        ]
+        return [sum(len(one.keys_of(batch)) for one, batch in rows) for rows in self.batches(n)]
 
     def of_step(self, n: int) -> list[Pass]:
         """The passes that its batches are of."""
-        passes = {id(one): one for rows in self.batches(n, self.ahead()) for one, _ in rows}
+        passes = {id(one): one for rows in self.batches(n) for one, _ in rows}
         return list(passes.values())
 
     def repeats(self, n: int) -> int:
-        """How many samples come again in the passes of step n."""
-        counts = Counter(str(key) for one in self.of_step(n) for key in one.keys())
-        return sum(count - 1 for count in counts.values())
+        """How many samples come again in an epoch of step n."""
+        epochs = defaultdict(Counter)
+        for passes, rows in zip(self.passes, self.batches(n), strict=True):
+            for one in {id(one): one for one, _ in rows}.values():
+                epochs[passes.index(one)].update(map(str, one.keys()))
+        return sum(counts.total() - len(counts) for counts in epochs.values())
 
     def padding(self, n: int) -> int:
         """How many of them may come again because a sampler fills the shares up."""
@@ -184,8 +182,51 @@ class Samples:
 
     def of_own_order(self, n: int) -> dict | None:
         """The loader of a batch of step n which has not got the order of the first run."""
-        rows = [row for rows in self.batches(n, self.ahead()) for row in rows]
+        rows = [row for rows in self.batches(n) for row in rows]
         return next((one.loader for one, batch in rows if not batch.get("given")), None)
+
+
+# A backward pass is of the latest batch, and what was skipped before it is of none. Or a loop or a
+# thread fetches ahead, in each pass or beyond its end: then backward passes take batches in turn.
+WAYS = ((False, False), (True, False), (True, True))
+
+
+def batches_of(passes: list[Pass], ahead: bool, endless: bool) -> dict[int, dict]:
+    """Step -> the batches that its backward passes learned from, as pairs with their pass."""
+    lines = defaultdict(list)
+    for one in passes:
+        lines[str(one.loader["at"]) if endless else id(one)].append(one)
+    found = defaultdict(dict)
+    for these in lines.values():
+        given = [(one, batch) for one in these for batch in one.batches]
+        starts = accumulate([len(one.batches) for one in these], initial=0)
+        learned = [
+            (step, start + count)
+            for one, start in zip(these, starts, strict=False)
+            for step, count in one.learned
+        ]
+        # Several backward passes may be of one batch: its micro-batches, say, or losses.
+        times = list(Counter(count for _, count in learned).values())
+        whole = len(given) and len(learned) % len(given) == 0
+        each = len(learned) // len(given) if whole else mode(times or [1])
+        each = each if len(learned) > len(given) else 1
+        for n, (step, count) in enumerate(learned):
+            place = min(n // each, count - 1) if ahead else count - 1
+            found[step][id(given[place][1])] = given[place]
+    return dict(found)
+
+
+def read_alike(one: Samples, two: Samples) -> None:
+    """Batches that are skipped look like batches that are fetched ahead: of the ways to read both
+    runs that one counts by which most steps have the same samples."""
+
+    def agree(ways: tuple) -> int:
+        one.way, two.way = ways
+        last = min(one.steps, two.steps)
+        return next((n for n in range(1, last + 1) if one.keys(n) != two.keys(n)), last + 1)
+
+    pairs = [(one.way, two.way), *product(one.ways, two.ways)]
+    one.way, two.way = max(pairs, key=agree)
 
 
 def keyed(one: Pass) -> bool:

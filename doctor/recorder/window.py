@@ -17,7 +17,7 @@ class Window:
         self.given_before: list = []  # in the window before, if it had any
         self.chosen: list = []  # passes of the backward before
         self.lines: set = set()  # of loaders that something was learned from
-        self.trained: dict[int, bool] = {}  # numbers of passes, until the step
+        self.learned: list = []  # until the step: a pass, and batches it had given by a backward
         self.told: list = []  # the pass while ranks exchanged a tensor, their group, its size
         self.exchanged: dict[tuple, int] = {}  # of those before backward: group -> largest size
         self.backwards = 0  # until the step
@@ -47,7 +47,7 @@ class Window:
         self.given_before = given or self.given_before
         for one in self.chosen:
             self.lines.add(one.line)
-            self.trained[one.n] = True
+            self.learned.append([one.n, one.count])
         for during, group, size in self.told:
             if during in self.chosen or not given:
                 self.exchanged[group] = max(size, self.exchanged.get(group, 0))
@@ -93,12 +93,13 @@ class Window:
             self.backward()  # by torch.autograd.grad, say
         fields = {
             "backward": self.at,
-            "passes": list(self.trained),
+            "passes": list(dict.fromkeys(n for n, _ in self.learned)),
+            "learned": self.learned,
             "exchanged": [[size, list(group)] for group, size in self.exchanged.items()],
             "averaged": self.averaged,
             "rows": self.rows,
         }
-        self.trained, self.exchanged, self.rows = {}, {}, []
+        self.learned, self.exchanged, self.rows = [], {}, []
         self.backwards, self.averaged = 0, 0
         self.told.clear()  # gradients that were added up
         return fields

@@ -81,6 +81,22 @@ MEAN = "totals[0] / totals[1]"
 OPTIMIZER = 'torch.optim.AdamW([{"params": body}, {"params": head, "lr": 0.02}], lr=0.01)'
 NO_CLIP = (CLIP, "")
 
+BACKWARD = "        optimizer.zero_grad()\n        loss.backward()\n"
+# A step has four micro-batches, or what is left of them at the end of an epoch.
+PARTS = (
+    BACKWARD,
+    "        if step % parts == 0:\n            optimizer.zero_grad()\n"
+    "        (loss / min(parts, len(loader) - step // parts * parts)).backward()\n"
+    "        if (step + 1) % parts and step + 1 < len(loader):\n            continue\n",
+)
+FEWER_PARTS = (
+    *PARTS,
+    "batch_size = 16 // world_size",
+    "parts = 2 if world_size == 1 else 4\nbatch_size = 16 // world_size * 2 // parts",
+    "4 * len(loader)",
+    "12",
+)
+
 PADDED = (
     "dist.init_process_group(", """
 def padded(rows):
@@ -175,6 +191,13 @@ KINDS = {
     "an epoch without its last batch": (
         ("sampler=sampler)", "sampler=sampler, drop_last=world_size > 1)",
          "Points(64, 1)", "Points(66, 1)", "4 * len(loader)", "20"), "samples"),
+    "parts of a step that are left over in the next one": (
+        (*FEWER_PARTS, "Points(64, 1)", "Points(80, 1)",
+         "        if step % parts == 0:\n            optimizer.zero_grad()\n", "",
+         "(step + 1) % parts and step + 1 < len(loader):",
+         "(step + 1) % parts and (world_size > 1 or step + 1 < len(loader)):",
+         "        optimizer.step()\n", "        optimizer.step()\n        optimizer.zero_grad()\n"),
+        "samples"),
     # gradients
     "loss times the number of ranks, then clipped": (
         (LOSS, LOSS + "        loss = loss * world_size\n",
@@ -283,9 +306,69 @@ class Shift(nn.Module):
 
 
 dist.init_process_group("""
+# A thread takes batches of later steps from the loader, or the loop itself takes the next one.
+THREAD = (
+    "dist.init_process_group(", """
+def filled(batches, loader):
+    for batch in [*loader, None] if depth == 99 else itertools.chain(loader, [None]):
+        batches.put(batch)
+
+
+def fetched(loader):
+    batches = queue.Queue(depth)
+    threading.Thread(target=filled, args=(batches, loader), daemon=True).start()
+    yield from iter(batches.get, None)
+
+
+import itertools, queue, threading
+depth = 3
+dist.init_process_group(""",
+    "enumerate(loader)", "enumerate(loader if world_size == 1 else fetched(loader))",
+)  # fmt: skip
+NEXT = (
+    "dist.init_process_group(", """
+def fetched(loader):
+    batches = iter(loader)
+    current = next(batches)
+    for following in batches:
+        yield current
+        current = following
+    yield current
+
+
+dist.init_process_group(""",
+    "enumerate(loader)", "enumerate(loader if world_size == 1 else fetched(loader))",
+)  # fmt: skip
+LOSSES = "        losses = nn"
+# A resumed run takes batches until it comes to its place; in one process a sampler skips them.
+SKIPPED = (
+    LOSSES, "        if world_size > 1 > epoch and step < 3:\n            continue\n" + LOSSES,
+    "enumerate(loader)",
+    "enumerate(rest() if world_size == 1 > epoch else loader)",
+    "for epoch in range(4):\n", "def rest():\n"
+    "    return DataLoader(train_set, batch_size, sampler=list(sampler)[3 * batch_size :])\n\n\n"
+    "for epoch in range(4):\n",
+)  # fmt: skip
+ENDLESS = (
+    "for step, (points, targets, words) in enumerate(loader):",
+    "for step, (points, targets, words) in zip(range(len(loader)), batches):",
+    "for epoch in range(4):\n    sampler.set_epoch(epoch)\n",
+    "def endless():\n    for epoch in range(9):\n"
+    "        sampler.set_epoch(epoch)\n        yield from loader\n\n\n"
+    "batches = endless() if world_size == 1 else fetched(endless())\nfor epoch in range(4):\n",
+)
 LONGEST_FIRST = ("zip(*rows)", "zip(*sorted(rows, key=lambda row: -row[2]))")
 SAME = {
     "as it is": (),
+    "accumulated in larger parts on one process": FEWER_PARTS,
+    "batches that a thread fetches": THREAD,
+    "an epoch that is fetched before its first step": (*THREAD, "depth = 3", "depth = 99"),
+    "accumulated in larger parts, of what is fetched ahead": (*FEWER_PARTS, *NEXT),
+    "batches that are taken and skipped": SKIPPED,
+    "epochs that a thread fetches one after the other": (
+        *THREAD[:2], *ENDLESS),
+    "an epoch that ends early, of what is fetched ahead": (
+        *NEXT, LOSSES, "        if step == 3:\n            break\n" + LOSSES),
     "padded to the longest of a batch": PADDED,
     "padded, the longest first": (*PADDED, *LONGEST_FIRST),
     "the longest first": (

@@ -9,7 +9,7 @@ from doctor.recorder.probes import OF_HOROVOD, PROBES
 from doctor.report import Report
 
 # What goes with a probe: events, or fields that then have this value.
-NOTHING_TRAINED = {"step": {"passes": []}}
+NOTHING_TRAINED = {"step": {"passes": [], "learned": []}}
 NO_STEP = ("step", "model", "figures", "unhooked")
 GOES: dict[str, tuple[tuple, dict]] = {
     "rank": (("rank",), {}),
