@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from statistics import median
 
-from ..checks.weights import averages_weights
+from ..checks.weights import apart, averages_weights
 from ..recorder.notes import NAMELESS
 from ..report import Report, listed, short
 from .runs import (
@@ -40,6 +40,10 @@ SMALL = 1e-3  # of all gradients together: a smaller one may be nothing but roun
 SHARE = 0.01  # of all weights: tensors that are less say nothing by themselves
 PRINTED = 1e-3  # numbers further apart are shown; rounding may be the reason where it is coarse
 MOVES = 10  # so many times a difference that is seen may be one that is not
+# Probes without which samples, and without which nothing here, are not known. All others: numbers.
+SAMPLES = {"backward", "batch", "indices", "items", "pass", "stream", "worker"}
+UNUSED = set("clip exit files forward join load loader lost no_sync optimizer save scale".split())
+UNUSED |= {"scheduler", "unscale", "wrap"}
 FEW = 4  # names, and pairs of printed lines
 
 
@@ -69,7 +73,10 @@ class Comparison:
         self.batches = Samples(one), Samples(two)
         self.seen: list[Seen] = []
         self.numbers = True  # gradients and weights may still be compared
+        self.by_index = False  # of some samples nothing but the index is known to be the same
         self.steps = 0  # whose gradients were
+        self.equal: set[int] = set()  # after so many steps weights were compared, and are the same
+        self.lost: set[str] = set()  # probes that a run lacks
         self.begun = self.largest = 0.0  # their difference, first and so far
         self.again: Callable[[float], Run | None] = lambda size: None  # A once more, with noise
 
@@ -110,14 +117,30 @@ class Comparison:
         if not all(run.steps() for run in self.runs):
             self.say("skipped", "no_steps")
             return
-        self.compare_models()
+        self.find_trouble()
+        if self.numbers:
+            self.compare_models()
         if not self.parted():
             self.compare_steps()
         if not self.parted():
             self.compare_epochs()
-        if not self.parted():
+        if not self.parted() and "checkpoint" not in self.lost:
             self.compare_saved()
-        self.compare_printed()
+        if not self.lost & {"printed", "collectives"}:
+            self.compare_printed()
+        if self.report.broken:
+            self.say("skipped", "broken", self.two.steps())
+
+    def find_trouble(self) -> None:
+        """What the recorder has not seen in one run, because a probe is missing or has failed."""
+        for run in self.runs:
+            for event in run.first.events["trouble"]:
+                if event["probe"] not in UNUSED | self.lost:
+                    self.lost.add(event["probe"])
+                    values = {"torch": run.first.process["torch"], "text": event["text"]}
+                    why = self.report.say("missing" if event["missing"] else "failed", **values)
+                    self.say("skipped", "trouble", probe=event["probe"], why=why)
+        self.numbers = not self.lost - SAMPLES - {"checkpoint", "printed"}
 
     # ---- before the first step ----
 
@@ -170,7 +193,7 @@ class Comparison:
 
     def compare_steps(self) -> None:
         steps = min(run.steps() for run in self.runs)
-        samples = all(one.known for one in self.batches)
+        samples = self.known()
         if samples:
             read_alike(*self.batches)
         else:
@@ -193,19 +216,29 @@ class Comparison:
                 self.compare_gradients(n)
             if self.parted():
                 return
+        self.compare_weights(steps + 1, over=True)
         if samples:
             size = self.batches[0].keys(1).total()
-            self.say("same", "samples:same", count=steps, size=size)
+            name = "samples:index" if self.by_index else "samples:same"
+            self.say("same", name, count=steps, size=size)
         if self.steps:
             name = "numbers:same" if self.largest else "numbers:equal"
-            values = {"first": self.begun, "largest": self.largest, "last": self.steps}
-            self.say("same", name, **values)
+            values = {"first": self.begun, "largest": self.largest, "count": self.steps}
+            self.say("same", name, steps=steps, **values)
+
+    def known(self) -> bool:
+        """Whether both runs tell which samples their steps have."""
+        return all(one.known for one in self.batches) and not self.lost & SAMPLES
 
     def compare_samples(self, n: int) -> bool:
         """Of all ranks together. Returns whether those of the next step can be compared."""
         a, b = (one.keys(n) for one in self.batches)
         if a == b:
-            return self.compare_contents(n, *(one.contents(n) for one in self.batches))
+            mine, theirs = (one.contents(n) for one in self.batches)
+            shapes = {shape for *_, shape in mine + theirs}
+            seen = mine and theirs and len(shapes) == 1 and "[]" not in shapes
+            self.by_index = self.by_index or not seen
+            return not (mine and theirs) or self.compare_contents(n, mine, theirs)
 
         values = {"mine": a.total(), "theirs": b.total(), "common": (a & b).total()}
         again = [one.repeats(n) for one in self.batches]
@@ -280,8 +313,9 @@ class Comparison:
         found = [run.figures(what, n, step) for run in self.runs] if self.numbers else []
         return found if found and found[0] and found[0].keys() == found[1].keys() else []
 
-    def compare_weights(self, n: int) -> None:
-        """Before step n, where all that came before was equal."""
+    def compare_weights(self, n: int, over: bool = False) -> None:
+        """Before step n, where all that came before was equal. over: there is none; what one run
+        prints first may come from other weights then, an average that is put in their place."""
         if n > 1 and (found := self.figures("weights", n - 1, n)):
             parts = {name: apart(row, found[1][name]) for name, row in found[0].items()}
             bound = min(GROWTH * max(self.rounding(), self.largest), LARGE)
@@ -290,14 +324,19 @@ class Comparison:
             share = math.hypot(*(norms[name] for name in other)) / (
                 math.hypot(*norms.values()) or 1
             )
+            if other and over:
+                return
             if other and share < SHARE:
                 # Adam makes whole steps of a gradient that is nothing but rounding.
                 self.numbers = False
                 self.say("undecided", "small", n - 1, count=len(other), names=few(other))
             else:
                 self.judge("weights", n - 1, parts)
+            if self.numbers and not self.parted():
+                self.equal.add(n - 1)
 
     def compare_gradients(self, n: int) -> None:
+        compared = False
         first = "gradients" if any(run.clips_own(n) for run in self.runs) else "unclipped"
         for what, figures in (("gradients", first), ("clipped", "gradients")):
             found = self.figures(figures, n, n) if not self.parted() else []
@@ -307,7 +346,8 @@ class Comparison:
                 parts = {name: apart(a[name], b[name], least) for name in a}
                 ratios = {name: b[name][0] / a[name][0] for name in a if a[name][0] > least}
                 self.judge(what, n, parts, ratios)
-                self.steps = n if self.numbers and not self.parted() else self.steps
+                compared = True
+        self.steps += compared and self.numbers and not self.parted()
 
     def judge(self, what: str, n: int, parts: dict, ratios: dict | None = None) -> None:
         """parts: name of a tensor -> how far it is from that of the other run."""
@@ -325,7 +365,7 @@ class Comparison:
         values |= {"all": len(parts), "low": min(ratios), "high": max(ratios), "factor": factor}
         alike = max(ratios) - min(ratios) < max(1e-3, 10 * level) * factor
         alike = alike and what != "clipped"  # by the limit then, and by nothing else
-        if what != "clipped" and not all(one.known for one in self.batches):
+        if what != "clipped" and not self.known():
             self.numbers = False
             self.say("skipped", f"unknown:{what}", n, **values)
             return
@@ -374,8 +414,8 @@ class Comparison:
     # ---- epochs, files, printed lines ----
 
     def compare_epochs(self) -> None:
-        known = all(one.known for one in self.batches)  # then all steps had the same samples
-        counts = [[] if known else run.epochs() for run in self.runs]
+        # Of samples that are known, all steps had the same.
+        counts = [[] if self.known() else run.epochs() for run in self.runs]
         for n, (mine, theirs) in enumerate(zip(*counts, strict=False), 1):
             if mine != theirs:
                 self.say("differs", "epochs", epoch=n, mine=mine, theirs=theirs)
@@ -401,8 +441,11 @@ class Comparison:
             }
             size = max(parts.values(), default=0.0)
             if self.numbers and size > min(GROWTH * max(self.rounding(), self.largest), LARGE):
+                kind, which = ("differs", "saved")
+                if step not in self.equal:
+                    kind, which = ("undecided", "saved:alone")
                 name = max(parts, key=parts.get)
-                self.say("differs", "saved", step, file=file, name=name, size=size)
+                self.say(kind, which, step, file=file, name=name, size=size)
                 return
         if both and self.numbers:
             self.say("same", "saved:same", files=listed(sorted({file for file, _ in both})))
@@ -445,19 +488,23 @@ class Comparison:
             for pair in zip(mine[words], theirs[words], strict=False)
         ]
         found = [row for row in both if self.others(*row)]
-        strange = [row for row in found if not of_own_share(self.two, row[2], self.others(*row))]
+        strange = [row for row in found if not self.of_own_share(self.others(*row), *row[1:])]
+        # What two runs say of equal weights.
+        sure = [row for row in strange if row[1]["place"] == row[2]["place"]]
+        sure = [row for row in sure if row[1]["place"] in self.equal]
         if not found:
             if both:
                 self.say("same", "printed:same", count=len(both))
             return
-        if self.parted() or not self.numbers or self.tolerance() == PRINTED:
+        unsure = self.tolerance() == PRINTED or (strange and not sure)
+        if self.parted() or not self.numbers or unsure:
             self.say_lines("note", "printed:known", strange or found, both)
         elif not strange:
             self.say_lines("cause", "printed:share", found, both)
         else:
-            moved = self.moved(strange, mine)
-            steady = [row for row in strange if self.others(*row, moved)]
-            moving = [row for row in strange if row not in steady]
+            moved = self.moved(sure, mine)
+            steady = [row for row in sure if self.others(*row, moved)]
+            moving = [row for row in sure if row not in steady]
             if steady:
                 self.say_lines("differs", "printed" if moved else "printed:once", steady, both)
             if moving:
@@ -494,6 +541,11 @@ class Comparison:
         ]
         self.say(kind, which, count=len(lines), all=len(both), rows="".join(rows))
 
+    def of_own_share(self, before: list, *lines: dict) -> bool:
+        """Whether in one run rank 0 has computed these numbers of its own samples alone."""
+        pairs = zip(self.runs, lines, strict=True)
+        return any(of_own_share(run, line, before) for run, line in pairs if run.first.world > 1)
+
 
 def averages(run: Run) -> bool:
     return bool(run.of_model("sizes")) and averages_weights(run.everyone)
@@ -505,18 +557,6 @@ def alike(mine: list, theirs: list) -> bool:
         mine[1], theirs[1], rel_tol=1e-5, abs_tol=1e-5
     )
     return same and mine[0] == theirs[0]
-
-
-def apart(mine: tuple, theirs: tuple, least: float = 0.0) -> float:
-    """How far two tensors are apart, relative to their norm, so far as figures tell it."""
-    (norm, sample), (norm2, sample2) = mine, theirs
-    if repr([norm, sample]) == repr([norm2, sample2]):
-        return 0.0
-    scale = max(norm, norm2, least, 1e-30)
-    found = abs(norm - norm2) / scale
-    if None not in (sample, sample2):
-        found = max(found, abs(sample - sample2) / 64 / scale)
-    return found if math.isfinite(found) else math.inf
 
 
 def few(names: list) -> str:

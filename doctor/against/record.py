@@ -87,6 +87,7 @@ TOLD = set()
 def saved(obj: object, file: object, *_: object, **__: object) -> None:
     if not compares():
         return
+    weigh()
     tensors, numbers = {}, {}
     collect(obj, "", tensors, numbers)
     name = os.path.basename(os.fspath(file)) if isinstance(file, str | os.PathLike) else ""
@@ -94,6 +95,14 @@ def saved(obj: object, file: object, *_: object, **__: object) -> None:
     found = list(tensors.items())[:MOST_TENSORS]
     rows = {key: figures_of([tensor]).sum(0).tolist() for key, tensor in found}
     notes.event("checkpoint", file=name, tensors=rows, numbers=numbers)
+
+
+def weigh() -> None:
+    """The weights of which something is saved or printed, in the process that trains them."""
+    from ..recorder.training import training  # which imports this file
+
+    if notes.first == os.getpid():
+        training.weigh_again()
 
 
 def collect(obj: object, name: str, tensors: dict, numbers: dict, depth: int = 0) -> None:
@@ -121,6 +130,8 @@ class Output:
             line = line.rpartition("\r")[2].strip()  # before it: a bar, which is drawn again
             if compares() and line and self.count < MOST_LINES:
                 self.count += 1
+                if re.search(r"\d", line):
+                    weigh()
                 notes.event("printed", text=line[:300])
 
 

@@ -14,14 +14,17 @@ from ..checks.weights import differ
 from ..ranks import Pass, Rank
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-UNITS = r"(?:s|sec|secs|seconds?|ms|min|minutes|h|hours?|[kMG]i?B|[\w]+/s(?:ec)?|s/\w+)"
-CLOCKED = r"\w*(?:time|elapsed|speed|second|throughput|memory)\w*|\b(?:eta|data|mem)\b"
+UNITS = r"(?:s|sec|secs|seconds?|ms|min|minutes|h|hours?|[kMG]i?B|\w*/s(?:ec)?(?:/\w+)?|s/\w+)"
+CLOCKED = (
+    r"\w*(?:time|elapsed|speed|second|throughput|memory)\w*|\b(?:eta|data|(?:max_)?mem)\b|"
+    r"\w+\s*\(t\)|\w+/s(?:ec)?\b"  # Batch (t): 0.2; img/s: 90
+)
 BAR = r"(\d+)%\|[^|]*\|\s*\S+/\S+"  # of tqdm: how many batches, which may be of a rank's share
 CLOCKS = (
     rf"{BAR}|"
     r"\d+:\d\d(?::\d\d)?(?:[.,]\d+)?|"
-    rf"(?i:{CLOCKED})\W*{NUMBER}|"
-    rf"{NUMBER}\s*{UNITS}\b"
+    rf"(?i:{CLOCKED})(?:\s*\(m?s\))?\W*{NUMBER}(?:\s*\(\s*{NUMBER}\s*\))?|"  # and its mean
+    rf"{NUMBER}\s*{UNITS}\b(?!\s*[:=])"
 )
 
 
@@ -59,8 +62,8 @@ class Run:
         return next((event[name] for event in events if event.get(name)), [])
 
     def named(self, step: int) -> list:
-        """Of the optimizer that makes this step, which counts from 1."""
-        return self.names.get(self.first.steps[step - 1]["optimizer"], [])
+        """Of the optimizer that makes this step, which counts from 1; or that made the last one."""
+        return self.names.get(self.first.steps[:step][-1]["optimizer"], [])
 
     def flat(self) -> bool:
         """Its parts cannot be put together: of ZeRO, and of FSDP's flattened parameters."""
@@ -149,12 +152,15 @@ class Samples:
         return Counter(str(key) for one, batch in rows for key in one.given(batch))
 
     def contents(self, n: int) -> list[tuple]:
-        """Of step n: key, target, a number for the rest of each sample, and its shape."""
+        """Of step n: key, target, a number for the rest of each sample, and its shapes; none, where
+        a batch was not looked at."""
         found = []
         for one, batch in (row for rows in self.batches(n) for row in rows):
+            if "items" not in batch:
+                return []
             keys = one.given(batch)
             columns = [batch.get(name) or [] for name in ("targets", "items")]
-            columns = [c if len(c) == len(keys) else [0] * len(keys) for c in columns]
+            columns = [c if len(c) == len(keys) else [None] * len(keys) for c in columns]
             shapes = [str(batch.get("shape"))] * len(keys)
             found += zip(map(str, keys), *columns, shapes, strict=True)
         return found

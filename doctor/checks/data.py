@@ -280,7 +280,7 @@ def comparable(one: Pass, other: Pass) -> bool:
     if one.loader["fingerprint"] == other.loader["fingerprint"]:
         if targets or any(same):
             return True  # augmented images differ, targets do not
-        if same:
+        if same and not any(event["states"] for event in one.drew + other.drew):
             return False
         common = set(one.keys()) & set(other.keys())  # of which nobody saw what they gave
         return not common or one.loader["described"]

@@ -1,5 +1,7 @@
 """Gradients and weights of ranks that train one model."""
 
+import math
+
 from ..findings import NOTE, WRONG, check, finds
 from ..ranks import Rank
 from ..report import Report
@@ -120,15 +122,20 @@ def averages_inside(ranks: list[Rank], step: int) -> bool:
 
 def differ(one: list, other: list) -> bool:
     """Whether figures of two ranks are unequal, by more than sums taken otherwise are."""
-    for (norm, sample), (norm2, sample2) in zip(one, other, strict=True):
-        if repr([norm, sample]) == repr([norm2, sample2]):
-            continue  # NaN and infinity are equal to themselves here
+    return any(apart(*rows) > TOLERANCE for rows in zip(one, other, strict=True))
 
-        scale = max(norm, norm2) + 1e-30
-        near = abs(norm - norm2) <= TOLERANCE * scale
-        if not near or not abs(sample - sample2) <= 64 * TOLERANCE * scale:
-            return True
-    return False
+
+def apart(mine: tuple, theirs: tuple, least: float = 0.0) -> float:
+    """How far two tensors are apart, relative to their norm, so far as figures tell it. NaN and
+    infinity are equal to themselves, and far from all else."""
+    (norm, sample), (norm2, sample2) = mine, theirs
+    if repr([norm, sample]) == repr([norm2, sample2]):
+        return 0.0
+    scale = max(norm, norm2, least, 1e-30)
+    found = [abs(norm - norm2) / scale]
+    if None not in (sample, sample2):
+        found.append(abs(sample - sample2) / 64 / scale)
+    return max(found) if all(map(math.isfinite, found)) else math.inf
 
 
 def differences(ranks: list[Rank], what: str) -> dict[int, dict | None]:

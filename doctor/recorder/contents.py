@@ -126,26 +126,28 @@ def batched(part: object, count: int | None) -> object:
 
 
 def contents(batch: object, count: int | None) -> tuple[list, list, list]:
-    """A number for each item's target, and one for the rest of it, whose shape is the last; no copy
-    of images.
+    """A number for each item's target, and one for all the rest of it, whose shapes are the last;
+    no copy of images.
 
     count: of items, if it is known. Only tensors with a row for each say something of them.
     """
     targets = []
-    items = []
+    items = None
     shape = []
-    for tensor in reversed(tensors_in(batched(batch, count))):
-        if tensor.device.type != "cpu" or tensor.dim() == 0 or tensor.is_sparse:
-            continue
-        if len(tensor) == 0 or count not in (None, len(tensor)):
+    found = [tensor for tensor in tensors_in(batched(batch, count)) if tensor.dim()]
+    count = len(found[0]) if found and count is None else count
+    for tensor in reversed(found):
+        if tensor.device.type != "cpu" or tensor.is_sparse or not count or len(tensor) != count:
             continue
         if tensor.dim() == 1 and not tensor.is_floating_point():
             targets = tensor.tolist()
-        elif not items:
+        else:
             steps = [max(1, size // 4) for size in tensor.shape[1:]]
             few = tensor[(slice(None), *(slice(None, None, step) for step in steps))]
             few = few.double().reshape(len(few), -1)
             sums = few @ torch.arange(1, few.shape[1] + 1, dtype=torch.float64)
-            items = [round(value, 6) for value in sums.tolist()]
-            shape = list(tensor.shape[1:])
-    return targets, items, shape
+            # Else the large numbers of one tensor would hide what changes in another one.
+            sums = sums.asinh() * (1 + len(shape))
+            items = sums if items is None else items + sums
+            shape.append(list(tensor.shape[1:]))
+    return targets, [] if items is None else [round(n, 6) for n in items.tolist()], shape

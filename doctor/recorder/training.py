@@ -20,7 +20,8 @@ from .others import all_modules, others
 from .randomness import generators
 from .window import window
 
-ALL_UNTIL = 20  # steps that are compared, each;
+ALL_UNTIL = 20  # steps that are compared between ranks, each;
+ALL_OF_TWO = 1000  # between two runs (--against);
 EVERY = 10  # after them, each tenth
 MOST_WHOLE = 1000  # figures of parameters that are whole beside parts of others
 OTHERS = 4  # of the first, each fourth: what no optimizer changes
@@ -29,6 +30,8 @@ OTHERS = 4  # of the first, each fourth: what no optimizer changes
 class Training:
     def __init__(self) -> None:
         self.steps = 0
+        self.weighed = 0  # steps after which figures of the weights were written last
+        self.latest = lambda: None  # the optimizer of the latest step
         self.gradients = None  # figures of them, until the step is done
         self.unclipped = {}  # a parameter's id -> its gradient's before clipping, and when
         self.whole = (
@@ -57,9 +60,7 @@ class Training:
         self.outer = optimizer.param_groups if self.done else self.outer
         self.done = False  # inside it, Horovod's calls this again, with averaged gradients
         if self.due() and not capturing():
-            parameters = parameters_of(optimizer)
-            groups = record.groups_of(len(parameters))
-            figures.write("weights", self.steps, figures_of(parameters, groups))
+            parameters = self.weigh(optimizer)
             if whole := [p for p in parameters if id(p) in self.whole]:
                 figures.write("whole", self.steps, figures_of(whole, min(len(whole), MOST_WHOLE)))
             self.closed = any(map(callable, (*args[1:], *(kwargs or {}).values())))
@@ -75,6 +76,7 @@ class Training:
         self.done = True
         self.scaled = False
 
+        self.latest = weakref.ref(optimizer)
         parameters = parameters_of(optimizer)
         groups = optimizer.param_groups if self.steps == 0 else []
         rates = [group.get("lr") for group in optimizer.param_groups]
@@ -112,7 +114,22 @@ class Training:
         figures.drain(wait=False)
 
     def due(self) -> bool:
-        return self.steps < ALL_UNTIL or (self.steps + 1) % EVERY == 0
+        each = ALL_OF_TWO if compares() else ALL_UNTIL
+        return self.steps < each or (self.steps + 1) % EVERY == 0
+
+    def weigh(self, optimizer: object) -> list:
+        """Figures of an optimizer's parameters, after so many steps; returns the parameters."""
+        self.weighed = self.steps
+        parameters = parameters_of(optimizer)
+        groups = record.groups_of(len(parameters))
+        figures.write("weights", self.steps, figures_of(parameters, groups))
+        return parameters
+
+    def weigh_again(self) -> None:
+        """After the latest step, of which something is told now: it may have been the last one."""
+        optimizer = self.latest()
+        if optimizer is not None and self.done and self.weighed < self.steps and not capturing():
+            self.weigh(optimizer)
 
     def first_step(self, optimizer: object) -> None:
         if dist.is_initialized():

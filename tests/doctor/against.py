@@ -128,6 +128,17 @@ RANKED = (
     "    precision = (found * hits).sum() / hits.sum()\n",
     "accuracy {totals[0] / totals[1]:.4f}", "AP {precision:.4f}",
 )  # fmt: skip
+# Times with their means, as pytorch's examples and open_clip print them, beside a mean of all.
+TIMES = (
+    "        optimizer.zero_grad()\n",
+    "        mean = loss.detach().clone()\n"
+    "        dist.all_reduce(mean)\n"
+    "        mean, time = mean / world_size, epoch + 0.1 * step + world_size\n"
+    "        print(f'Epoch: [{epoch}][{step}/4]\\tTime {time:6.3f} ({time / 3:6.3f})\\t'\n"
+    "              f'Data (t): {time:.3f}, {7 / time:.1f}/s Batch (t): {time:.3f}\\t'\n"
+    "              f'Loss {mean:.3f} ({mean:.3f})')\n"
+    "        optimizer.zero_grad()\n",
+)
 
 # The first layer is divided over the ranks, and the last one is whole on each.
 DIVIDED = (
@@ -181,6 +192,11 @@ KINDS = {
                        "contents"),
     "other targets": (
         ("int(point[0] > 0) +", "int(point[0] > 0) * (2 - dist.get_world_size()) +"), "targets"),
+    "a drawn brightness of images that have masks": (
+        ("return point, int(point[0] > 0) +", "point = point + 0.01 * torch.randn(1)\n"
+         "        return point, self.points[i].view(2, 4), int(self.points[i][0] > 0) +",
+         "(points, targets, words) in enum", "(points, masks, targets, words) in enum",
+         "for points, targets, _ in", "for points, _, targets, _ in"), "views"),
     "a drawn view": (
         ("point = self.points[i]", "point = self.points[i] + torch.randn(8)"), "views"),
     "a sampler that fills up": (("Points(64, 1)", "Points(63, 1)"), "padding"),
@@ -253,7 +269,14 @@ KINDS = {
     "dropout": (("nn.ReLU(), ", "nn.Dropout(0.2), nn.ReLU(), ", "model[2]", "model[-1]"),
                 "dropout"),
     "noise": (("ddp(points)", "ddp(points + torch.randn(points.shape))"), "drawn"),
+    "one loss of the 22nd step": (
+        (*NO_CLIP, "range(4)", "range(6)",
+         LOSS, LOSS + "        loss = loss * (1.5 if (epoch, step, world_size) == (5, 1, 2)\n"
+         "                       else 1)\n"),
+        "gradients:factor"),
     # after it
+    "another loss, beside times": (
+        (*TIMES, "({mean:.3f})", "({mean + 0.01 * world_size:.3f})"), "printed"),
     "an average on rank 0 that rank 1 forgets": ((AVERAGE, "            rank or mean.data.lerp_"),
                                                  "printed"),
     "an average that begins late": (
@@ -360,6 +383,7 @@ ENDLESS = (
 LONGEST_FIRST = ("zip(*rows)", "zip(*sorted(rows, key=lambda row: -row[2]))")
 SAME = {
     "as it is": (),
+    "times with their means": TIMES,
     "accumulated in larger parts on one process": FEWER_PARTS,
     "batches that a thread fetches": THREAD,
     "an epoch that is fetched before its first step": (*THREAD, "depth = 3", "depth = 99"),

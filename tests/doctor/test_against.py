@@ -23,6 +23,8 @@ from doctor.against.comparison import Comparison
 from doctor.against.first import told
 from doctor.against.runs import Run, run_of
 from doctor.checks import judge
+from doctor.checks.weights import apart, differ
+from doctor.command import broken
 from doctor.findings import WRONG
 from doctor.ranks import Rank, read_ranks
 from doctor.report import LANGUAGES, Report
@@ -79,9 +81,17 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
 
 
 def compared(
-    crew: Crew, text: str | tuple, folder: Path, sizes: tuple = (1, 2), without: str = ""
+    crew: Crew,
+    text: str | tuple,
+    folder: Path,
+    sizes: tuple = (1, 2),
+    without: str = "",
+    lacks: str = "",
 ) -> dict[str, Comparison]:
-    """The comparisons of the script, or of two, on so many ranks, by language."""
+    """The comparisons of the script, or of two, on so many ranks, by language.
+
+    lacks: a probe that is never asked.
+    """
     texts = (text, text) if isinstance(text, str) else text
     if OLDEST and "fully_shard" in texts[1]:
         pytest.skip("FSDP2 does not train on CPUs in torch 2.6")
@@ -93,7 +103,7 @@ def compared(
         file = own / "told.json" if of_first else ""
         if of_first:
             file.write_text(json.dumps(of_first))
-        words = (without, str(file), str(own / "script.py"), str(own), "")
+        words = (without, str(file), str(own / "script.py"), str(own), lacks)
         with contextlib.suppress(AssertionError):  # a rank that gloo has aborted at its end
             crew.run(record_compared, *words, world_size=size)
         return read_ranks(own / "traces")
@@ -107,7 +117,9 @@ def compared(
     found = {}
     for language in LANGUAGES:
         runs = [run_of(label, these) for label, these in zip("AB", ranks, strict=True)]
-        found[language] = Comparison(*runs, Report(language), without)
+        report = Report(language)
+        report.broken = broken(ranks[1])
+        found[language] = Comparison(*runs, report, without)
         found[language].again = again
         found[language].compare()
     return found
@@ -136,6 +148,50 @@ def test_nothing_differs(what: str, size: int, crew: Crew, tmp_path: Path) -> No
     soon = what in ("bfloat16", "a weight without a gradient")
     assert kinds <= {"same", *(["undecided"] if soon else [])}, comparison.text()
     assert comparison.status() == (3 if "undecided" in kinds else 0)
+
+
+def test_which_steps_were_compared(crew: Crew, tmp_path: Path) -> None:
+    """All of them, and the weights after the last one, of which something is printed."""
+    comparison = compared(crew, against.BASE, tmp_path)["en"]
+    [seen] = [seen for seen in comparison.seen if seen.name == "numbers:same"]
+    assert (seen.values["count"], seen.values["steps"]) == (16, 16)
+    assert comparison.equal == set(range(1, 17))
+
+
+def test_a_run_that_failed(crew: Crew, tmp_path: Path) -> None:
+    words = ("    model.eval()\n", "    assert epoch < 2 or world_size == 1\n    model.eval()\n")
+    comparison = compared(crew, faults.changed(against.BASE, words), tmp_path)["en"]
+    assert "B ended by an error: it was compared up to step 12.\n" in comparison.text() + "\n"
+    assert "Nothing differs" not in comparison.text() and not comparison.parted()
+
+
+WRONG_SCORE = against.KINDS["the accuracy of rank 0's share"][0]
+LACKED = ["printed", "checkpoint", "autocast", "indices", "batch", "backward", "collectives"]
+
+
+@pytest.mark.parametrize("probe", [*LACKED, "gradients", "step", "rank", "dropout"])
+def test_a_probe_that_is_missing(probe: str, crew: Crew, tmp_path: Path) -> None:
+    """What needs it is not compared, and that is said; a right script is called no other one."""
+    comparison = compared(crew, against.BASE, tmp_path, lacks=probe)["en"]
+    print(comparison.text())
+    assert comparison.status() == 3 and not comparison.parted()
+    assert f"has no {probe}" in comparison.text() or probe in ("gradients", "step")
+
+
+def test_lines_of_one_process(crew: Crew, tmp_path: Path) -> None:
+    """No rank has a share: what is printed otherwise is no number of a part."""
+    words = (*against.TIMES, "Loss {mean:.3f}", "Loss {mean + n:.3f}")
+    words = (*words, "import copy\n", "import copy\nimport os\n\nn = int(os.getcwd()[-1])\n")
+    comparison = compared(crew, faults.changed(against.BASE, words), tmp_path, (1, 1))["en"]
+    assert comparison.seen[-1].name == "printed", comparison.text()
+
+
+def test_figures_that_are_no_numbers() -> None:
+    """Of ranks and of runs alike: equal to themselves, and far from all else."""
+    nan, inf = float("nan"), float("inf")
+    for one in [(nan, nan), (inf, 2.0), (1.0, 1.0)]:
+        for other in [(nan, nan), (inf, 2.0), (1.0, 1.0)]:
+            assert differ([one], [other]) == (apart(one, other) > 0) == (str(one) != str(other))
 
 
 @pytest.mark.parametrize("mended", [False, True])
