@@ -120,16 +120,17 @@ def collect(obj: object, name: str, tensors: dict, numbers: dict, depth: int = 0
 class Output:
     """Whole lines of what the process prints."""
 
+    count = 0  # of all streams
+
     def __init__(self) -> None:
         self.begun = ""
-        self.count = 0
 
     def write(self, text: object, *_: object) -> None:
         *lines, self.begun = (self.begun + str(text)).split("\n")
         for line in lines:
             line = line.rpartition("\r")[2].strip()  # before it: a bar, which is drawn again
-            if compares() and line and self.count < MOST_LINES:
-                self.count += 1
+            if compares() and line and Output.count < MOST_LINES:
+                Output.count += 1
                 if re.search(r"\d", line):
                     weigh()
                 notes.event("printed", text=line[:300])

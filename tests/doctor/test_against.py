@@ -66,6 +66,7 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
         from doctor.without import first, noise
 
         recorded.TOLD.clear()
+        recorded.Output.count = 0
         first.cache_clear()
         noise.GENERATORS.clear()
         hook = noise.noise("noise", torch.nn.modules.module)
@@ -180,9 +181,9 @@ def test_a_probe_that_is_missing(probe: str, crew: Crew, tmp_path: Path) -> None
 
 def test_lines_of_one_process(crew: Crew, tmp_path: Path) -> None:
     """No rank has a share: what is printed otherwise is no number of a part."""
-    words = (*against.TIMES, "Loss {mean:.3f}", "Loss {mean + n:.3f}")
-    words = (*words, "import copy\n", "import copy\nimport os\n\nn = int(os.getcwd()[-1])\n")
-    comparison = compared(crew, faults.changed(against.BASE, words), tmp_path, (1, 1))["en"]
+    texts = [faults.changed(against.BASE, (*against.TIMES, "{mean:.3f} (", f"{{mean + {n}:.3f}} ("))
+             for n in (0, 1)]  # fmt: skip
+    comparison = compared(crew, tuple(texts), tmp_path, (1, 1))["en"]
     assert comparison.seen[-1].name == "printed", comparison.text()
 
 
