@@ -15,7 +15,10 @@ def attach(name: str) -> None:
     """Called when torch or horovod.torch has been imported."""
     if name == "torch":
         notes.begin(os.environ[FOLDER])
-        notes.open_files()
+        try:
+            notes.open_files()
+        except OSError as error:
+            notes.stop(error)
     try:
         from .against import record
         from .recorder import hooks, probes

@@ -13,8 +13,9 @@ the notes of all ranks are compared. Two epochs with an evaluation show most.
 A folder, one file, or a command (pip install .); needs Python 3.10 and the torch
 of the script (2.6 or newer).
 Exit status: 1 for a wrong result or a hang ahead, 2 if the command could not be
-run to its end, 3 if something could not be checked because this torch lacks what
-the recorder attaches to, else 0. --explain ID says more of a finding.
+run to its end, or the doctor failed, 3 if something could not be checked because
+this torch lacks what the recorder attaches to, or the recorder had to stop, else
+0. --explain ID says more of a finding.
 
 --against COMMAND runs COMMAND first, the same training on one process, say, both
 for 30 steps, and says where the two part: then 1 is also for a difference that
@@ -31,6 +32,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -40,8 +42,8 @@ from .against.first import told
 from .against.runs import Run, run_of
 from .checks import judge
 from .findings import KINDS
-from .job import Job
-from .ranks import STILL, Rank, read_ranks, read_stack
+from .job import ENDS, Job
+from .ranks import STILL, Rank, failed, read_ranks, read_stack
 from .report import LANGUAGES, Report, explain, listed, own_call, short
 from .without import PARTS
 
@@ -115,12 +117,13 @@ def parse_args() -> argparse.Namespace:
         parser.error("--without changes both runs of --against COMMAND")
     if args.steps is None:
         args.steps = 30 if args.against else 0
-    if args.steps < 0 or args.seconds < 0:
+    if args.steps < 0 or not args.seconds >= 0:
         parser.error("--steps and --seconds are numbers above 0")
     if args.still is not None and not args.still >= STILL:
         parser.error(f"--still {args.still:g}: at least {STILL}, as short silences are common")
-    if args.json and not os.access(Path(args.json).absolute().parent, os.W_OK):
-        parser.error(f"--json {args.json}: there is no folder that can be written")
+    file = args.json and Path(args.json).absolute()
+    if file and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
+        parser.error(f"--json {args.json}: no file can be written there")
     return args
 
 
@@ -137,16 +140,18 @@ def run(
     args: argparse.Namespace, command: list[str], folder: Path, of_first: dict | None
 ) -> tuple[Job, list[Rank]]:
     # These end the job as Ctrl-C does; what nohup or a shell ignores stays ignored.
-    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    ends = [number for number in ends if signal.getsignal(number) != signal.SIG_IGN]
+    ends = [number for number in ENDS if signal.getsignal(number) != signal.SIG_IGN]
     for number in ends:
         signal.signal(number, signal.default_int_handler)
     words = " ".join(command)
     print(f"doctor: running {words}: it really trains, and writes its files", flush=True)
 
     try:
-        without = (args.without or "") if args.against else None
-        job = Job(command, folder, without, of_first)
+        job = Job(folder, (args.without or "") if args.against else None, of_first)
+    except OSError as error:
+        fail(f"nothing can be recorded in TMPDIR: {folder}: {error.strerror}")
+    try:
+        job.start(command)
     except OSError as error:
         fail(f"the command cannot be started: {command[0]}: {error.strerror}")
     try:
@@ -162,17 +167,23 @@ def run(
             sys.stdout.flush()
         if job.ended or job.process.poll() is None:
             job.end()
+        job.over()
 
     status = job.process.returncode
-    if not any(job.traces.glob("*.jsonl")):
+    job.cut = job.stopped()
+    if not job.cut and not any(job.traces.glob("*.jsonl")):
         fail(
             f"it ended with status {status}, and no Python process of it has used torch: "
             "PYTHONPATH must reach them, and does not into containers or python -I"
         )
-    ranks = read_ranks(job.traces, stopped)
+    ranks = read_ranks(job.traces, stopped, bool(job.cut))
+    if job.cut and not any(rank.steps for rank in ranks):
+        fail(f"no step could be recorded in TMPDIR: {folder}: {job.cut}")
+    if not job.ended and not status and any(rank.steps and not rank.ended for rank in ranks):
+        job.cut = job.cut or "silent"
     if not any(rank.passes or rank.steps for rank in ranks):
         for path in job.traces.glob("*.stacks"):
-            at, inside = read_stack(path)
+            at, inside, _ = read_stack(path)
             if at and "/bin/" not in at[0]:  # torchrun
                 print_still("a process", at, inside)
         how = f"was ended ({job.ended})" if job.ended else f"ended with status {status}"
@@ -180,9 +191,16 @@ def run(
     return job, ranks
 
 
-def broken(ranks: list[Rank]) -> bool:
-    """Whether the script has ended by an error."""
-    return any(rank.ended.get("error", "None") != "None" for rank in ranks)
+def broken(job: Job, ranks: list[Rank]) -> bool:
+    """Whether there is nothing to compare with."""
+    return job.ended == "ctrl-c" or bool(job.cut) or any(map(failed, ranks))
+
+
+def last_line(error: str) -> str:
+    """Of what repr() makes of an error; of one that a loader's worker passes on, its own line."""
+    if "Original Traceback" in error:
+        error = error.rstrip("')\"\\n").rpartition("\\n")[2] + " in a DataLoader worker"
+    return error if len(error) <= 200 else (error[:198].rpartition(" ")[0] or error[:198]) + " …"
 
 
 def print_ended(job: Job, ranks: list[Rank]) -> None:
@@ -190,9 +208,8 @@ def print_ended(job: Job, ranks: list[Rank]) -> None:
     by = job.ended or f"status {job.process.returncode}"
     print(f"\ndoctor: ranks {listed(ranks)}; steps {steps}; ended: {by}")
     for rank in ranks:
-        error = rank.ended.get("error", "None")
-        if error != "None":
-            print(f"rank {rank.rank} ended by {error:.200}")
+        if failed(rank):
+            print(f"rank {rank.rank} ended by {last_line(rank.ended['error'])}")
         if rank.stack:
             print_still(f"rank {rank.rank}", rank.stack, rank.inside)
 
@@ -201,8 +218,11 @@ def run_in_folder(
     args: argparse.Namespace, command: list[str], of_first: dict | None = None
 ) -> tuple[Job, list[Rank]]:
     """of_first: for the second of two runs."""
-    # What the command leaves running may still write there.
-    with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as name:
+    try:  # what the command leaves running may still write there
+        folder = tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True)
+    except OSError as error:
+        fail(f"nothing can be recorded in TMPDIR: {error.strerror}")
+    with folder as name:
         job, ranks = run(args, command, Path(name), of_first)
     print_ended(job, ranks)
     parts = (args.without or "").split(",")
@@ -221,12 +241,21 @@ def run_again(args: argparse.Namespace, report: Report, noise: float) -> Run | N
     print("\n" + report.say("against_again", size=abs(noise)), flush=True)
     with suppress(SystemExit):  # said by fail
         job, ranks = run_in_folder(args, args.against, {"noise": noise})
-        return None if job.ended == "ctrl-c" or broken(ranks) else run_of("A", ranks)
+        return None if broken(job, ranks) else run_of("A", ranks)
     return None
 
 
 def main() -> None:
-    args = parse_args()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        examine(parse_args())
+    except Exception:  # status 1 is for what is wrong in the script
+        traceback.print_exc()
+        fail("this is a mistake of its own, and no verdict")
+
+
+def examine(args: argparse.Namespace) -> None:
     chinese = str(locale.getlocale()[0]).startswith(("zh", "Chinese"))
     language = args.lang or ("zh" if chinese else "en")
     if args.explain:
@@ -236,18 +265,21 @@ def main() -> None:
     first = None
     if args.against:
         one, first = run_in_folder(args, args.against)
-        if one.ended == "ctrl-c" or broken(first):
+        if broken(one, first):
             fail("the command of --against did not come to its end, so there is no comparison")
     job, ranks = run_in_folder(args, args.command, told(first) if first else None)
     status = job.process.returncode
 
     report = Report(language, tuple(args.allow))
-    report.broken = broken(ranks) or bool(status and not job.ended)
+    report.broken = any(map(failed, ranks)) or bool(status and not job.ended)
     without = (args.without or "").split(",")
     report.taken_out = {name for name, part in TAKEN_OUT.items() if part in without}
+    if job.cut:
+        made = listed([len(rank.steps) for rank in ranks])
+        report.cut = report.say("cut", steps=made, ranks=listed(ranks), why=report.word(job.cut))
     judge(ranks, report)
     comparison = None
-    if first:
+    if first and not job.cut:
         comparison = Comparison(run_of("A", first), run_of("B", ranks), report, args.without or "")
         comparison.again = partial(run_again, args, report)
         comparison.compare()
@@ -258,9 +290,12 @@ def main() -> None:
     if args.json:
         found = report.json() | ({"against": comparison.json()} if comparison else {})
         text = json.dumps(found, indent=1, ensure_ascii=False)
-        Path(args.json).write_text(text + "\n")
+        try:
+            Path(args.json).write_text(text + "\n", "utf-8", "backslashreplace")
+        except OSError as error:
+            fail(f"--json {args.json}: {error.strerror}")
     if report.failed() or (comparison and comparison.status() == 1):
         sys.exit(1)
     if status and not job.ended:
         sys.exit(2)
-    sys.exit(3 if report.blocked or (comparison and comparison.status()) else 0)
+    sys.exit(3 if report.blocked or report.cut or (comparison and comparison.status()) else 0)

@@ -100,6 +100,7 @@ class Rank:
     last: float = 0.0  # when its last event was
     stack: list | None = None  # the user's line where it stood still
     inside: str = ""  # the function that this line called
+    busy: bool = False  # it spent CPU time there
     still: float = 0.0  # seconds from its last event until the doctor ended the job
     apart: int = 0  # processes of one launch that train, and have no group
 
@@ -109,6 +110,14 @@ class Rank:
 
     def called(self, group: str) -> list[dict]:
         return [event for event in self.events["collective"] if event["group"] == group]
+
+    def extra(self, other: "Rank", group: str) -> tuple[dict, dict] | None:
+        """A collective that the other has not called, and the next one, which both have."""
+        mine, theirs = self.called(group), other.called(group)
+        for here, after, there in zip(mine, mine[1:], theirs, strict=False):
+            if here["at"] != there["at"] == after["at"]:
+                return here, there
+        return None
 
     def summed(self, start: int, end: int) -> int:
         """Numbers that the script itself all-reduced after `start` and before `end` steps."""
@@ -150,6 +159,11 @@ class Rank:
                 number += 1
             found[one.place, number].append(one)
         return found
+
+
+def failed(rank: Rank) -> bool:
+    """Whether it ended by an error of Python's."""
+    return rank.ended.get("error", "None") != "None"
 
 
 def read_events(path: Path) -> list[dict]:
@@ -222,29 +236,37 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
             rank.passes[n].reduced.append(event)
     for event in rank.events["collective"]:
         event["values"] = rank.figures["reduced"].get(event["id"])
-    rank.stack, rank.inside = read_stack(stacks, rank.last)
+    rank.stack, rank.inside, rank.busy = read_stack(stacks, rank.last)
     if rank.rank < 0 and not rank.passes and not rank.steps:
         rank.world = 0
     return rank
 
 
-def read_stack(path: Path, last: float = 0) -> tuple[list | None, str]:
-    """The line where it stood still and the function that this line called, unless the process
-    went on after it."""
+def read_stack(path: Path, last: float = 0) -> tuple[list | None, str, bool]:
+    """The line where it stood still, the function that this line called, and whether it was busy
+    there, unless the process went on after it."""
     rows = read_events(path) if path.is_file() else []
-    for when, at, called in rows[-1:]:
+    for when, at, called, busy in rows[-1:]:
         if when > last:
-            return at, called
-    return None, ""
+            return at, called, busy
+    return None, "", False
 
 
-def read_ranks(folder: Path, stopped: float = float("inf")) -> list[Rank]:
+def read_ranks(folder: Path, stopped: float = float("inf"), cut: bool = False) -> list[Rank]:
     """All ranks of the job, in order; a process alone is rank 0 of 1.
 
-    stopped: when the doctor ended the job, in seconds since 1970.
+    stopped: when the doctor ended the job, in seconds since 1970. cut: the recorder had to stop.
     """
     files = {path: read_events(path) for path in folder.glob("*.jsonl")}
+    if cut:
+        files = {path: to_last_step(events) for path, events in files.items()}
     return ranks_of(files, stopped)
+
+
+def to_last_step(events: list[dict]) -> list[dict]:
+    """After it, only a part may have been recorded: an evaluation, and not what adds it up."""
+    steps = [n for n, event in enumerate(events, 1) if event["e"] == "step"]
+    return events[: steps[-1] if steps else 0]
 
 
 def ranks_of(files: dict[Path, list[dict]], stopped: float = float("inf")) -> list[Rank]:

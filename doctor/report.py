@@ -74,6 +74,7 @@ class Report:
         self.all_ranks = True  # or only those of one machine of several
         self.taken_out: set[str] = set()  # findings: the run lacked what they look at
         self.broken = False  # the script ended by an error
+        self.cut = ""  # where, and why, the recorder had to stop
         self.mild = False  # findings are only notes, whatever their severity
         self.blocked: dict[str, str] = {}  # findings whose probes are missing, and why
 
@@ -94,17 +95,21 @@ class Report:
     def say(self, name: str, **values: object) -> str:
         return self.words[name][0].format(**values)
 
+    def word(self, text: str) -> str:
+        """One of the words, by its name; any other text as it is."""
+        return self.words.get(text, [text])[0]
+
     def skip(self, which: str, why: str) -> None:
-        """why: one of the words, or a text."""
-        self.not_checked[which] = self.words.get(why, [why])[0]
+        self.not_checked[which] = self.word(why)
 
     def has(self, *names: str) -> bool:
         return any(finding.id in names for finding in self.findings)
 
     def text(self) -> str:
         parts = ["\n".join(finding.lines(own_call())) + "\n" for finding in self.findings]
-        parts = parts or [self.say("until" if self.broken else "nothing") + "\n"]
-        parts.append(f"{self.say('checked')} {', '.join(self.checked)}")
+        nothing = "until" if self.broken else "recorded" if self.cut else "nothing"
+        parts = parts or [self.say(nothing) + "\n"]
+        parts += [f"{self.say('checked')} {', '.join(self.checked)}"] if self.checked else []
         reasons = defaultdict(list)
         for name, why in self.not_checked.items():
             reasons[why].append(name)

@@ -19,6 +19,10 @@ def judge(ranks: list[Rank], report: Report) -> None:
     report.blocked = blocked(ranks, report)
     for check in CHECKS:
         judge_one(check, ranks, report)
+    if report.cut:
+        report.checked = []
+        names = [name for check in CHECKS for name in check.names if not report.has(name)]
+        report.not_checked = dict.fromkeys(names, report.cut)
     report.findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
 
 

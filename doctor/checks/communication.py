@@ -1,7 +1,7 @@
 """Collectives: does every rank call the same, and do all arrive?"""
 
 from ..findings import HANG, check, finds
-from ..ranks import STILL, Rank
+from ..ranks import STILL, Rank, failed
 from ..report import Report, short
 
 
@@ -20,15 +20,16 @@ def check_collectives(ranks: list[Rank], report: Report) -> str | None:
             check_pair(members[0], other, group, report)
     if not report.has("collective_order"):
         check_waits(ranks, report)
-    silent = not all(rank.ended for rank in ranks)
-    told = any(rank.ended.get("error", "None") != "None" for rank in ranks)
-    died = report.broken and silent and not told and not report.has("collective_order")
-    return "died" if died else None
+    if report.has("collective_order"):
+        return None
+    if any(map(failed, ranks)):
+        return "error"
+    return "died" if report.broken and not all(rank.ended for rank in ranks) else None
 
 
 def check_waits(ranks: list[Rank], report: Report) -> None:
     """Do ranks wait at different places, or all of them for ever?"""
-    if any(rank.ended.get("error", "None") != "None" and not rank.stack for rank in ranks):
+    if any(failed(rank) and not rank.stack for rank in ranks):
         return  # one crashed, and the others waited for it
     waits = [rank for rank in ranks if rank.stack]
     places = {short(rank.stack) for rank in waits}
@@ -37,7 +38,8 @@ def check_waits(ranks: list[Rank], report: Report) -> None:
         found = "; ".join(f"rank {rank.rank}: {short(rank.stack)}" for rank in waits)
         report.find("collective_order:waits", waits[0].stack, not for_ever, places=found)
     elif for_ever and len(waits) == len(ranks) > 1:
-        report.find("collective_order:still", waits[0].stack)
+        kind = "busy" if all(rank.busy for rank in waits) else "still"
+        report.find(f"collective_order:{kind}", waits[0].stack)
 
 
 def check_pair(one: Rank, other: Rank, group: str, report: Report) -> None:
@@ -47,15 +49,29 @@ def check_pair(one: Rank, other: Rank, group: str, report: Report) -> None:
         sized = a["kind"] in ("allreduce", "broadcast", "reduce")
         if a["kind"] != b["kind"] or (sized and a["size"] != b["size"]):
             texts = [f"{e['kind']} ({e['size']}) {short(e['at'])}" for e in (a, b)]
+            if one.extra(other, group) or other.extra(one, group):
+                return tell_extra(one, other, group, report)
             values = {"n": n, "one": one.rank, "other": other.rank}
-            report.find("collective_order", a["at"], **values, mine=texts[0], theirs=texts[1])
-            return
+            values |= {"mine": texts[0], "theirs": texts[1]}
+            return report.find("collective_order", a["at"], **values)
 
     more, fewer = (one, other) if len(mine) > len(theirs) else (other, one)
     waits = more.stack or more.ended.get("error") != "None"
     if len(mine) != len(theirs) and fewer.left() and waits:
+        if more.extra(fewer, group):
+            return tell_extra(more, fewer, group, report)
         event = more.called(group)[len(fewer.called(group))]
         values = {"one": more.rank, "kind": event["kind"], "other": fewer.rank}
         place = short(event["at"])
         at = fewer.stack or event["at"]
         report.find("collective_order:missing", at, **values, place=place)
+    return None
+
+
+def tell_extra(one: Rank, other: Rank, group: str, report: Report) -> None:
+    for more, fewer in ((one, other), (other, one)):
+        if found := more.extra(fewer, group):
+            here, there = found
+            values = {"one": more.rank, "other": fewer.rank, "kind": here["kind"]}
+            values |= {"place": short(here["at"]), "next": short(there["at"])}
+            report.find("collective_order:extra", here["at"], **values)

@@ -86,12 +86,12 @@ def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str
     largest = max((event["size"] for event in reduced), default=0)
 
     chosen = any(re.search(CHOSEN, loader["sampler"]) for loader in loaders)
-    if missing > 0 and not chosen:
-        return report.find("wrong_evaluation:part", at, accelerate, missing=missing, count=size)
     # What nobody adds up is the score of one rank, whatever else is wrong with it.
     share = {"share": len(phase[0][0].keys()), "count": size}
     if len(phase) > 1 and not everyone and not reduced and not joined:
         return report.find("wrong_evaluation:share", at, accelerate, **share)
+    if missing > 0 and not chosen:
+        return report.find("wrong_evaluation:part", at, accelerate, missing=missing, count=size)
     if twice > 0 and not chosen:
         if joined:
             return "joined"

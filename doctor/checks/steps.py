@@ -6,7 +6,7 @@ from ..report import Report
 
 
 @check(between=True)
-@finds("unequal_steps", HANG, f"{TRAINING} join exit")
+@finds("unequal_steps", HANG, f"{TRAINING} join exit collectives")
 @finds("unequal_steps:skipped", WRONG)
 def check_steps(ranks: list[Rank], report: Report) -> str | None:
     """Do all ranks make as many steps in an epoch, and as many epochs?"""
@@ -34,7 +34,8 @@ def check_steps(ranks: list[Rank], report: Report) -> str | None:
                 return report.find("unequal_steps:skipped", at, epoch=epoch, **values)
 
         few, many, values = extremes(ranks, list(map(len, lists)))
-        if few != many and ranks[few].left() and lists[few] and lists[few][-1].ended:
+        waits = ranks[few].extra(ranks[many], ranks[few].group)  # and has not left
+        if few != many and ranks[few].left() and lists[few] and lists[few][-1].ended and not waits:
             return report.find("unequal_steps:epochs", lists[few][-1].loader["at"], **values)
     return None
 

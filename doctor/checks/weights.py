@@ -3,7 +3,7 @@
 import math
 
 from ..findings import NOTE, WRONG, check, finds
-from ..ranks import Rank
+from ..ranks import Rank, failed
 from ..report import Report
 from .teams import FEW, averages_nothing, exchanges
 
@@ -17,6 +17,7 @@ TOLERANCE = 1e-6  # relative: smaller differences come from the order of additio
 @finds("drifting_weights", WRONG, NEEDS)
 @finds("drifting_weights:average", NOTE)
 @finds("drifting_weights:beside", NOTE)
+@finds("drifting_weights:buffers", NOTE)
 def check_weights(ranks: list[Rank], report: Report) -> str | None:
     """Gradients at each step, and weights after so many steps."""
     first = ranks[0]
@@ -42,9 +43,12 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
     wrapped = bool(wrappers) and not averages_nothing(first)
     averaged = wrapped or first.group == "horovod" or by_hand
 
-    gradients = first_difference(ranks, "gradients")
+    by_step = differences(ranks, "gradients")
+    alike = [n for n, unequal in by_step.items() if not unequal]
+    gradients = next(filter(None, by_step.values()), None)
     weights = first_difference(ranks, "weights")
-    if gradients and averages_inside(ranks, gradients["step"]):
+    seldom = len(alike) < len(by_step) / 4  # by chance
+    if gradients and seldom and averages_inside(ranks, gradients["step"]):
         gradients = None
     unhooked = [event for rank in ranks for event in rank.events["unhooked"]]
     apart = weights and weights["step"] == 0
@@ -56,7 +60,9 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
     unhooked = [event for event in unhooked if event["new"] or event["moved"]]
     if report.teams.together or (report.teams.exchange and (apart or beside)):
         return "together"
-    if gradients and not averaged:
+    if gradients and not averaged and alike and not wrappers:
+        report.find("no_averaging:some", at, **gradients, alike=alike[0])
+    elif gradients and not averaged:
         name = "no_averaging:group" if wrappers else "no_averaging"
         report.find(name, at, **gradients)
     elif apart:
@@ -67,17 +73,23 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
         report.find("unequal_gradients:unhooked", at, **values)
     elif gradients and beside:
         report.find("unequal_gradients:beside", at, count=beside, **gradients)
+    elif gradients and any(map(failed, ranks)) and gradients["step"] == steps:
+        return "error"  # right after it, by an error that says more
+    elif gradients and (before := sum(n < gradients["step"] for n in alike)):
+        at = first.steps[-1]["backward"]
+        report.find("unequal_gradients:later", at, **gradients, count=before)
     elif gradients:
         report.find("unequal_gradients", first.steps[-1]["backward"], **gradients)
     elif (rates := unequal_rates(ranks)) and report.has("collective_order"):
         report.skip("drifting_weights", "steps")  # ranks have left a loop at different times
     elif rates:
-        name = "drifting_weights:schedulers" if "fewer" in rates else "drifting_weights:rates"
-        report.find(name, first.sets_rate(first.steps[-1]), **rates)
+        kind = "rates" if "fewer" not in rates else "loaded" if rates["step"] == 1 else "schedulers"
+        report.find(f"drifting_weights:{kind}", first.sets_rate(first.steps[-1]), **rates)
     elif weights:
         report.find("drifting_weights", first.steps[-1]["made"], **weights)
     elif not report.teams.exchange:
-        for what, kind in {"frozen": "frozen", "beside": "beside", "kept": "beside"}.items():
+        for what in ("frozen", "constant", "beside", "kept"):
+            kind = {"constant": "buffers", "kept": "beside"}.get(what, what)
             found = compared(ranks, what) and first_difference(ranks, what)
             copy = what == "beside" and first.model["others"][what] == sorted(sizes[0])
             if found and (copy or all(stay(rank, what) for rank in ranks)):

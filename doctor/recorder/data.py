@@ -104,7 +104,9 @@ class Data:
         one = self.making or getattr(iterator, "_doctor", None)
         if one is not None and one.indexed:
             given = indices.tolist() if hasattr(indices, "tolist") else indices
-            one.drawn.append([list(given) if isinstance(given, list | tuple) else [given], None])
+            # Without collation a tuple is one index, a list those of a batch.
+            several = (list, tuple) if getattr(iterator, "_auto_collation", True) else list
+            one.drawn.append([list(given) if isinstance(given, several) else [given], None])
             one.asked += 1
 
     def new_pass(self, iterator: object, loader: object) -> None:
@@ -140,7 +142,7 @@ class Data:
 
     def end_of_pass(self, one: Pass) -> None:
         one.ended = True
-        if one.count == 2:
+        if one.count in (1, 2):
             training.buffers(one.n)
         notes.event("end", n=one.n)
 

@@ -10,11 +10,13 @@ from .hooks import hook
 from .notes import ENDED, error_line, notes
 
 STATUS = []  # what sys.exit was called with, as event() tells it
+TOLD = []  # processes whose end was noted: a fork inherits that of its parent
 
 
 def watch(probe: str, register: Callable) -> None:
     """Of a process, and of those of multiprocessing, which do not run what atexit has."""
     hook(probe, sys, "exit", note_status)  # their failures
+    hook(probe, os, "_exit", note_end)  # by whoever skips what atexit has
     register(at_exit)
     util.register_after_fork(notes, lambda _: util.Finalize(None, at_exit, exitpriority=0))
     own = sys.excepthook
@@ -46,4 +48,10 @@ def at_exit() -> None:
     notes.call("figures", figures.drain, wait=True)
     error = getattr(sys, "last_value", None) or sys.exc_info()[1]
     status = STATUS and isinstance(error, SystemExit | None)
-    notes.event("exit", **(STATUS[-1] if status else told(error)))
+    note_end(**(STATUS[-1] if status else told(error)))
+
+
+def note_end(status: int = 0, **known: object) -> None:
+    if notes.pid == os.getpid() and notes.pid not in TOLD:
+        TOLD.append(notes.pid)
+        notes.event("exit", **(known or told(status)))

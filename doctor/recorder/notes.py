@@ -18,8 +18,11 @@ FOLDER = "DOCTOR_FOLDER"  # environment variable: where the events are written
 AGAINST = "DOCTOR_AGAINST"  # of a run that is compared: what --without takes out
 FIRST = "DOCTOR_FIRST"  # of the second of two runs: a file that tells of the first
 ENDED = "ended"  # a file there: the doctor is ending the job
+WHOLE = "whole"  # a file there, until a process has to stop: a full disk takes no last word
+STOPPED = "stopped-"  # what it is then renamed to; the number of the error follows
 NAMELESS = "parameter "  # begins the name of one that is in no module; its number follows
 IDLE = 20  # seconds without an event: then the stack is written down
+BUSY = 0.05  # seconds of CPU time in two: a thread that waits needs none
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 STANDARD = os.path.dirname(os.__file__)
 
@@ -40,19 +43,25 @@ class Notes:
     def event(self, what: str, /, **fields: object) -> None:
         if not self.active:
             return
-        line = json.dumps({"e": what, "t": round(time.time(), 3), **fields})
+        line = json.dumps({"e": what, "t": round(time.time(), 3), **fields}).encode() + b"\n"
         try:
             if self.pid != os.getpid():  # the first event, also of a forked process
                 self.open_files()
-            os.write(self.file, line.encode() + b"\n")
-        except OSError:  # a full disk, too many open files
-            self.active = False
+            while line:  # a disk that is nearly full takes a part
+                line = line[os.write(self.file, line) :]
+        except OSError as error:  # a full disk, too many open files
+            self.stop(error)
             return
 
         self.moved = time.monotonic()
         if self.pid == self.first and not self.watched:
             self.watched = True
             threading.Thread(target=self.watch, name="doctor", daemon=True).start()
+
+    def stop(self, error: OSError) -> None:
+        self.active = False
+        with suppress(OSError):  # another process was first
+            os.rename(f"{self.folder}/{WHOLE}", f"{self.folder}/{STOPPED}{error.errno}")
 
     def open_files(self) -> None:
         self.pid = os.getpid()
@@ -75,13 +84,17 @@ class Notes:
         kills the process (SIGSEGV; Python 3.10 to 3.13). This thread reads them under the GIL.
         """
         main = threading.main_thread()
+        clock = time.pthread_getcpuclockid(main.ident)
         told = 0.0
         while main.is_alive():
             time.sleep(max(1, self.moved + IDLE - time.monotonic()))
             if told < self.moved <= time.monotonic() - IDLE:
                 told = time.monotonic()
                 frame = sys._current_frames().get(main.ident)
-                row = json.dumps([round(time.time(), 3), *standing(frame)])
+                row = [round(time.time(), 3), *standing(frame)]
+                spent = time.clock_gettime(clock)
+                time.sleep(2)
+                row = json.dumps([*row, time.clock_gettime(clock) - spent > BUSY])
                 with suppress(OSError):
                     os.write(self.stacks, row.encode() + b"\n")
 

@@ -29,12 +29,13 @@ class Others:
         """At the first step. DDP has sent all that it wraps, and sends buffers in each forward."""
         modules = all_modules()
         wrapped = [module for module in modules if isinstance(module, DistributedDataParallel)]
-        equal = {id(t) for ddp in wrapped for t in (*ddp.parameters(), *ddp.buffers())}
         sent = {id(b) for ddp in wrapped if ddp.broadcast_buffers for b in ddp.buffers()}
+        equal = sent | {id(p) for ddp in wrapped for p in ddp.parameters()}
         mine = set(map(id, model.modules()))
         known = set(map(id, trained))
 
-        self.places = {"frozen": [], "beside": [], "kept": [], "statistics": []}
+        kinds = ("frozen", "beside", "constant", "kept", "statistics")
+        self.places = {kind: [] for kind in kinds}
         for module in modules:
             if isinstance(module, torch.nn.modules.batchnorm._NormBase):
                 continue
@@ -51,8 +52,8 @@ class Others:
                     if id(tensor) not in sent:
                         self.places["statistics"].append(place)
                 elif id(tensor) not in equal:
-                    kind = "frozen" if id(module) in mine else "beside"
-                    self.places["kept" if buffer else kind].append(place)
+                    kinds = ("frozen", "constant") if id(module) in mine else ("beside", "kept")
+                    self.places[kinds[buffer]].append(place)
         return {what: sorted(t.numel() for t in self.tensors(what)) for what in self.places}
 
     def tensors(self, what: str) -> list:

@@ -342,8 +342,13 @@ def test_bad_use(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("print(1)\n")
     (tmp_path / "broken.py").write_text("import torch\nimport no_such_module\n")
     for words, line in {
-        ("--json", "no/folder/v.json", "true"): "--json no/folder/v.json: there is no folder that",
+        (
+            "--json",
+            "no/folder/v.json",
+            "true",
+        ): "--json no/folder/v.json: no file can",
         ("--steps", "-1", "true"): "--steps and --seconds are numbers above 0",
+        ("--seconds", "nan", "true"): "--steps and --seconds are numbers above 0",
         (): "no command: type your launch line after it",
         ("--still", "5", "true"): "--still 5: at least 60",
         ("--without", "all", "true"): "--without changes both runs of --against COMMAND",

@@ -33,6 +33,7 @@ DATA = "tests/faults/test_faults_data.py"
 IMAGES = "tests/tools/test_check_imagenet.py::test_broken_files"
 BROADCAST = "dist.broadcast(buffer, src=0)"
 DOCTOR = "tests/doctor/test_doctor.py"
+ENDINGS = "tests/doctor/test_endings.py"
 PROBES = "tests/doctor/test_probes.py"
 KINDS = "tests/doctor/test_right.py"
 AGAINST = "tests/doctor/test_against.py"
@@ -732,6 +733,24 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_ctrl_c": [
         ("what the doctor ends is quiet", 1, "(self.traces / ENDED).touch()", "pass"),
+    ],
+    f"{ENDINGS}::test_a_full_disk[1]": [
+        ("a recorder that has to stop shows it", 1, "            self.stop(error)\n",
+         "            self.active = False\n"),
+    ],
+    f"{ENDINGS}::test_the_last_word[left]": [
+        ("a process that leaves by os._exit has ended", 1,
+         'hook(probe, os, "_exit", note_end)', "None"),
+    ],
+    f"{ENDINGS}::test_a_crash_of_its_own": [
+        ("a crash of the doctor is no verdict", 1,
+         'fail("this is a mistake of its own, and no verdict")', "raise"),
+    ],
+    f"{ENDINGS}::test_a_doctor_that_is_killed": [
+        ("a doctor that is killed ends its job", 1, "if not os.read(reading, 1):", "if False:"),
+    ],
+    f"{ENDINGS}::test_steps_are_counted_once": [
+        ("files of events are read on", 1, "file.seek(read)", "file.seek(0)"),
     ],
     f"{DOCTOR}::test_an_error_of_the_script": [
         ("a child's own error is told", 1, "told(status and (error or status))", "told(status)"),

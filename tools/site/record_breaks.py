@@ -73,12 +73,14 @@ def launch(words: list[str], without: str | None = None, tries: int = 3) -> tupl
     """A run in the current folder, under the doctor's recorder."""
     with tempfile.TemporaryDirectory() as name:
         quiet = ["sh", "-c", 'OMP_NUM_THREADS=1 exec "$@" > printed.txt 2> errors.txt', "-"]
-        job = Job([*quiet, *words], Path(name), without)
+        job = Job(Path(name), without)
+        job.start([*quiet, *words])
         try:
             job.wait(30 if without is not None else 0, 120, None)
         finally:
             if job.process.poll() is None:
                 job.end()
+            job.over()
         ranks = read_ranks(job.traces)
     if job.process.returncode and not job.ended:
         errors = Path("errors.txt").read_text()

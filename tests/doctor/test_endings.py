@@ -1,0 +1,175 @@
+"""What keeps the doctor from its verdict is told: nothing counts as checked that was not recorded,
+and no mistake of its own looks like one of the script."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from harness import PATIENCE, ROOT, Result, alive, finish, run, start
+from test_doctor import TOOL, TORCHRUN, endless
+
+from doctor.job import Job
+
+SCRIPT = """
+import os
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+
+model = torch.nn.Linear(8, 3)
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(50):
+    for (batch,) in DataLoader(TensorDataset(torch.randn(32, 8)), 8):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+torch.save({"module." + name: value for name, value in model.state_dict().items()}, "model.pt")
+"""
+ALONE = [sys.executable, "script.py"]
+
+
+def run_limited(kilobytes: int, words: list, folder: Path) -> Result:
+    """No file may grow beyond it: as if the disk were full."""
+    return run(["bash", "-c", f'ulimit -f {kilobytes}; exec "$0" "$@"', *words], folder)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_full_disk(ranks: int, tmp_path: Path) -> None:
+    """Only a part of the steps was recorded: the verdict says which, and vouches for nothing."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    launch = [*TORCHRUN, "script.py"] if ranks == 2 else ALONE
+    words = [*TOOL, "--lang", "en", "--json", "verdict.json", *launch]
+    result = run_limited(60, words, tmp_path)
+    assert result.returncode == 3, result.output
+    written = json.loads((tmp_path / "verdict.json").read_text())
+    assert written["checked"] == [] and "\nChecked:" not in result.stdout, result.output
+    assert "same_order" in [row["id"] for row in written["not_checked"]]
+    [why] = {row["why"] for row in written["not_checked"]}
+    made, _, rest = why.removeprefix("recorded up to step ").partition(" of rank ")
+    assert all(20 < int(count) < 190 for count in made.split(", ")), why
+    who = ", ".join(map(str, range(ranks)))
+    assert rest.startswith(f"{who}: File too large (TMPDIR: "), why
+    assert "\nNothing found in what was recorded.\n" in result.stdout, result.output
+
+
+def test_a_full_disk_ends_what_steps_would_end(tmp_path: Path) -> None:
+    """Nobody counts the steps of an endless run any more."""
+    (tmp_path / "script.py").write_text(SCRIPT.replace("range(50)", "range(10**9)"))
+    result = run_limited(60, [*TOOL, "--lang", "en", "--steps", "2000", *ALONE], tmp_path)
+    assert result.returncode == 3, result.output
+    assert "ended: the recorder had to stop" in result.stdout, result.output
+
+
+def test_no_room_at_the_start(tmp_path: Path) -> None:
+    result = run_limited(4, [*TOOL, "true"], tmp_path)
+    assert result.returncode == 2 and result.stderr.count("\n") == 1, result.output
+    assert "nothing can be recorded in TMPDIR: " in result.stderr, result.output
+    assert result.stderr.endswith(": File too large\n"), result.output
+
+
+SPAWNED = """
+import multiprocessing
+import os
+import signal
+import torch
+
+
+def train():
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for images in torch.utils.data.DataLoader(torch.ones(5, 2)):
+        model(images).sum().backward()
+        optimizer.step()
+    END
+
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=train)
+    child.start()
+    child.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        ("os._exit(0)", 0, "Checked: empty_epoch, "),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 3, "5 of rank 0: a process ended without a last"),
+    ],
+    ids=["left", "killed"],
+)
+def test_the_last_word(end: str, status: int, said: str, tmp_path: Path) -> None:
+    """One that leaves by itself has all its steps; of one that was killed, unseen by its parent,
+    nobody knows what else it would have done."""
+    (tmp_path / "script.py").write_text(SPAWNED.replace("END", end))
+    result = run([*TOOL, "--lang", "en", *ALONE], tmp_path)
+    assert result.returncode == status and said in result.stdout, result.output
+
+
+def test_a_verdict_that_cannot_be_written(tmp_path: Path) -> None:
+    """A folder is refused before the run; a disk that is full at its end costs the file alone."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    result = run([*TOOL, "--json", tmp_path, *ALONE], tmp_path)
+    assert result.returncode == 2 and "running" not in result.stdout, result.output
+    assert f"--json {tmp_path}: no file can be written there" in result.stderr, result.output
+    result = run([*TOOL, "--lang", "en", "--json", "/dev/full", *ALONE], tmp_path)
+    assert result.returncode == 2 and "NOTE  wrapped_keys" in result.stdout, result.output
+    said = "doctor: error: --json /dev/full: No space left on device"
+    assert said in result.stderr.splitlines() and "Traceback" not in result.stderr, result.output
+
+
+def test_output_in_ascii(tmp_path: Path) -> None:
+    """Words that do not fit are escaped: no verdict is lost."""
+    (tmp_path / "script.py").write_text(SCRIPT + "raise ValueError('\\udcff 图')\n")
+    words = [*TOOL, "--lang", "zh", "--json", "verdict.json", *ALONE]
+    result = run(words, tmp_path, env={"PYTHONIOENCODING": "ascii"})
+    assert result.returncode == 2 and "NOTE  wrapped_keys" in result.stdout, result.output
+    assert "ended by ValueError('\\udcff \\u56fe')" in result.stdout, result.output
+    json.loads((tmp_path / "verdict.json").read_text("utf-8"))
+
+
+def test_a_crash_of_its_own(tmp_path: Path) -> None:
+    """Status 1 would mean a wrong result."""
+    copy = shutil.copytree(ROOT / "doctor", tmp_path / "doctor")
+    (copy / "job.py").write_text((copy / "job.py").read_text().replace("os.pipe()", "1 / 0", 1))
+    result = run([sys.executable, copy, "true"], tmp_path)
+    assert result.returncode == 2 and "ZeroDivisionError" in result.stderr, result.output
+    assert "a mistake of its own" in result.stderr.splitlines()[-1], result.output
+
+
+def test_a_doctor_that_is_killed(tmp_path: Path) -> None:
+    """Its job ends too, and the folder of the events goes."""
+    room = tmp_path / "room"
+    room.mkdir()
+    words = [*TOOL, *TORCHRUN, endless(tmp_path)]
+    process = start(words, tmp_path, env={"TMPDIR": str(room)})
+    deadline = time.monotonic() + PATIENCE
+    while not (tmp_path / "checkpoint.pt").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.2)
+    assert list(room.glob("doctor-*")) and len(alive(process)) > 3
+    os.kill(process.pid, signal.SIGKILL)
+    finish(process)  # looks for what is left behind
+    assert not list(room.glob("doctor-*"))
+
+
+def test_steps_are_counted_once(tmp_path: Path) -> None:
+    """A file of events is read from where it was read last; half a line is no step."""
+    job = Job(tmp_path)
+    events = job.traces / "a.jsonl"
+    line = b'{"e": "step", "n": 1}\n'
+    events.write_bytes(2 * line + line[:16])
+    assert job.made(2) and not job.made(3)
+    with events.open("r+b") as file:
+        file.write(b" " * len(line))  # what was counted is not looked at again
+    with events.open("ab") as file:
+        file.write(line[16:] + line)
+    assert job.made(4) and not job.made(5)

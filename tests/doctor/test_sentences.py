@@ -1,0 +1,176 @@
+"""What a verdict says is true, and its advice helps: not only the finding's name."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import faults
+import pytest
+from crew import Crew
+from examined import examined_text
+from harness import ROOT
+
+from doctor import checks
+from doctor.command import last_line
+from doctor.ranks import Rank
+from doctor.report import Report
+
+LOOP = "    for images, targets in loader:\n"
+COUNTED = (LOOP, "    for number, (images, targets) in enumerate(loader, 5 * epoch):\n")
+SAVED = '        torch.save(model.state_dict(), "checkpoint.pt")\n'
+FIXED_SEED = ("torch.manual_seed(rank)  # for dropout\n", "", ", nn.Dropout()", "")
+OWN_GENERATOR = (
+    *faults.NOISE,
+    "class Noisy(TensorDataset):\n",
+    "class Noisy(TensorDataset):\n    own = torch.Generator()\n",
+    "return image + torch.randn(8), target",
+    "return image + torch.randn(8, generator=self.__dict__.setdefault('own', self.own)), target",
+)
+# right.py broken: the finding's full name, and parts of what is said in English.
+SAID = {
+    "averaged in every second step": (
+        ("ddp = DDP(model)\n", "ddp = model\n", LOOP,
+         COUNTED[1] + "        ddp = DDP(model) if number % 2 else model\n"),
+        "no_averaging:some", "in some steps only: at step 1,", "at step 2 they are equal",
+    ),
+    "one step around DDP": (
+        (*COUNTED, "(ddp(images)", "((model if number == 3 else ddp)(images)"),
+        "unequal_gradients:later", "at step 4; in 3 steps before", "all_reduce_perf",
+    ),
+    "a state loaded on one rank": (
+        ("torch.manual_seed(rank)", "if rank == 0:\n"
+         "    optimizer.param_groups[0]['lr'] *= 0.1\n"
+         "    scheduler.last_epoch = 30\ntorch.manual_seed(rank)"),
+        "drifting_weights:loaded", "begin at steps 30 and 0", "not on one alone",
+    ),
+    "buffers that DDP does not send": (
+        ("DDP(model)", "DDP(model, broadcast_buffers=False)", "ddp = ",
+         "torch.manual_seed(rank)\nmodel.register_buffer('noise', torch.randn(4))\nddp = ",
+         "in model.buffers()", "in model[1].buffers()"),
+        "drifting_weights:buffers", "Buffers of the model that never change", "broadcast_buffers=T",
+    ),
+    "shares that nobody adds up, and their last batches": (
+        ("share, batch_size=8", "share, batch_size=8, drop_last=True",
+         "    dist.all_reduce(totals)\n", ""),
+        "wrong_evaluation:share", "8 of 21 on rank 0", "all_reduce the sums",
+    ),
+    "a barrier in what rank 0 saves": (
+        (SAVED, SAVED + "        dist.barrier()\n    dist.barrier()\n"),
+        "collective_order:extra", "Rank 0 called barrier (script.py:50), and rank 1 did not",
+        "call, script.py:51", "under if rank == 0:",
+    ),
+    "an evaluation of one batch": (
+        ("share, batch_size=8", "share, batch_size=64", "        dist.broadcast(buffer, 0)\n",
+         "        pass\n"),
+        "unequal_buffers", "BatchNorm's statistics differ",
+    ),
+    "a generator that the data set keeps": (
+        (*OWN_GENERATOR, *FIXED_SEED),
+        "equal_randomness:workers", "(self.own)", "A generator that the data set keeps",
+        "leave them out",
+    ),
+    "a seed in worker_init_fn": (
+        (*faults.NOISE, *FIXED_SEED, "num_workers=2",
+         "num_workers=2, worker_init_fn=lambda n: torch.manual_seed(n)"),
+        "equal_randomness:epochs", "(torch)", "seed nothing of your own in them",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SAID, ids=lambda what: what.replace(" ", "-"))
+def test_what_is_said(what: str, crew: Crew, tmp_path: Path) -> None:
+    words, name, *parts = SAID[what]
+    text = faults.changed(faults.RIGHT.read_text(), words)
+    report = examined_text(crew, text, tmp_path)["en"]
+    [found] = [found for found in report.findings if found.name == name] or [None]
+    assert found, report.findings
+    said = f"{found.seen}\n{found.advice}".replace(f"{tmp_path}/", "")
+    assert all(part in said for part in parts), said
+
+
+def test_advice_that_helps(crew: Crew, tmp_path: Path) -> None:
+    """Followed to the letter, the same finding does not come again."""
+    words = (*faults.NOISE, ", nn.Dropout()", "")
+    text = faults.changed(faults.RIGHT.read_text(), words)
+    assert examined_text(crew, text, tmp_path)["en"].findings == []
+
+
+FROZEN = ("ddp = DDP(model)\n", "ddp = DDP(model)\nmodel[0].requires_grad_(False)\n")
+
+
+def test_an_error_comes_first(crew: Crew, tmp_path: Path) -> None:
+    """torch names layers that were frozen after DDP was made: the gradients of the step before,
+    which it has not averaged, need no second explanation."""
+    text = faults.changed(faults.RIGHT.read_text(), FROZEN)
+    for language, report in examined_text(crew, text, tmp_path).items():
+        assert report.findings == [], report.findings
+        why = Report(language).word("error")
+        assert report.not_checked["unequal_gradients"] == why
+        assert report.not_checked["collective_order"] == why
+
+
+def test_an_index_that_is_a_tuple(crew: Crew, tmp_path: Path) -> None:
+    """A place of rows and columns, without collation: no two samples."""
+    words = (
+        "train_set = TensorDataset(images[:70], targets[:70])\n",
+        "class Grid(TensorDataset):\n"
+        "    def __getitem__(self, place):\n"
+        "        row, column = place\n"
+        "        part = range(10 * row + column, 70, 9)\n"
+        "        return super().__getitem__(list(part))\n\n\n"
+        "train_set = Grid(images[:70], targets[:70])\n",
+        "sampler = DistributedSampler(train_set)\n", "",
+        "DataLoader(train_set, batch_size=8, sampler=sampler)",
+        "DataLoader(train_set, None, sampler=[(rank, n) for n in range(2, 7)])",
+        "    sampler.set_epoch(epoch)\n", "",
+    )  # fmt: skip
+    text = faults.changed(faults.RIGHT.read_text(), words)
+    report = examined_text(crew, text, tmp_path)["en"]
+    assert report.findings == [], report.findings
+    grouped = Report("en").word("grouped")
+    assert report.not_checked["overlapping_samples"] == grouped
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_ranks_that_wait_or_spin(busy: bool) -> None:
+    ranks = [Rank(n, 2, stack=["x.py", 7], still=100, busy=busy) for n in (0, 1)]
+    report = Report("en")
+    checks.judge(ranks, report)
+    [found] = [found for found in report.findings if found.id == "collective_order"]
+    assert ("use the CPU" in found.seen) == busy and ("while True" in found.advice) == busy
+
+
+WATCHED = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from doctor.recorder import notes
+notes.IDLE = 1
+notes.notes.begin(sys.argv[2])
+notes.notes.event("exit")
+end = time.monotonic() + 8
+while time.monotonic() < end:
+    WHAT
+"""
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_busy_is_told(busy: bool, tmp_path: Path) -> None:
+    """A process that stands still tells whether it uses the CPU."""
+    script = tmp_path / "script.py"
+    script.write_text(WATCHED.replace("WHAT", "pass" if busy else "time.sleep(1)"))
+    subprocess.run([sys.executable, script, ROOT, tmp_path], check=True, timeout=600)
+    [file] = tmp_path.glob("*.stacks")
+    [(_, at, _, told)] = map(json.loads, file.read_text().splitlines())
+    assert told == busy and at[0] == str(script)
+
+
+def test_an_error_is_told_in_whole_words() -> None:
+    worker = "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent "
+    worker += "call last):\n  File 'x.py', line 1, in fetch\nValueError: bad 'image' cat.jpg\n"
+    told = last_line(repr(ValueError(worker)))
+    assert told == "ValueError: bad 'image' cat.jpg in a DataLoader worker"
+    told = last_line(repr(KeyError("several " * 60)))
+    assert len(told) <= 200 and told.endswith("several …")
+    assert last_line("IndexError('x')") == "IndexError('x')"
+    assert len(last_line("A" * 300)) > 100
