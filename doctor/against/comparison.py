@@ -16,10 +16,10 @@ from statistics import median
 from ..checks.weights import apart, averages_weights
 from ..recorder.notes import NAMELESS
 from ..report import Report, listed, short
+from .drawn import unmatched
 from .runs import (
     Run,
     Samples,
-    draws,
     moves,
     name_alike,
     of_own_share,
@@ -74,6 +74,7 @@ class Comparison:
         self.seen: list[Seen] = []
         self.numbers = True  # gradients and weights may still be compared
         self.by_index = False  # of some samples nothing but the index is known to be the same
+        self.ordered = True  # the rows of a batch stand in the order of its indices, so far
         self.steps = 0  # whose gradients were
         self.equal: set[int] = set()  # after so many steps weights were compared, and are the same
         self.lost: set[str] = set()  # probes that a run lacks
@@ -269,6 +270,9 @@ class Comparison:
         # A collate_fn may sort the rows of a batch: who they are is then not known.
         rows = [sorted(rest for _, *rest in rows) for rows in (mine, theirs)]
         if all(map(alike, *rows)):
+            keyed = [sorted(rows) for rows in (mine, theirs)]
+            self.ordered &= self.batches[0].in_turn(n) == self.batches[1].in_turn(n)
+            self.ordered &= all(alike(a[1:], b[1:]) for a, b in zip(*keyed, strict=True))
             return True
         names = [sorted(target for _, target, *_ in rows) for rows in (mine, theirs)]
         shapes = {shape for *_, shape in mine + theirs}
@@ -283,6 +287,7 @@ class Comparison:
             if target != target2 and (item == item2 or names[0] != names[1]):
                 self.say("differs", "targets", n, **values)
             elif len(shapes) > 1:
+                self.ordered = False
                 return True  # each is padded to the longest of its batch
             elif any(one.drawn for one in self.batches):
                 self.numbers = False
@@ -403,8 +408,8 @@ class Comparison:
             found.append(("batchnorm", {"norms": few(norms), "number": len(norms)}))
         if drops:
             found.append(("dropout", {"drops": few(drops), "number": len(drops)}))
-        elif any(map(draws, self.runs)):
-            found.append(("drawn", {}))
+        elif call := unmatched(self.runs, 0, n - 1, self.ordered, training=True):
+            found.append(("drawn:still" if "draws" in self.without else "drawn", {"call": call}))
         shares = [one.shares(n) for one in self.batches]
         uneven = [share for share in shares if len(set(share)) > 1]
         if uneven:
@@ -502,13 +507,19 @@ class Comparison:
         elif not strange:
             self.say_lines("cause", "printed:share", found, both)
         else:
-            moved = self.moved(sure, mine)
-            steady = [row for row in sure if self.others(*row, moved)]
-            moving = [row for row in sure if row not in steady]
+            places = {line["place"] for *_, line in sure}
+            drawn = {n: unmatched(self.runs, n - 1, n, self.ordered) for n in places}
+            wrong = [row for row in sure if not drawn[row[2]["place"]]]
+            moved = self.moved(wrong, mine) if wrong else {}
+            steady = [row for row in wrong if self.others(*row, moved)]
+            moving = [row for row in wrong if row not in steady]
             if steady:
                 self.say_lines("differs", "printed" if moved else "printed:once", steady, both)
             if moving:
                 self.say_lines("undecided", "printed:moves", moving, both)
+            if by_chance := [row for row in sure if row not in wrong]:
+                call = drawn[by_chance[0][2]["place"]]
+                self.say_lines("undecided", "printed:drawn", by_chance, both, call=call)
 
     def others(self, words: str, mine: dict, theirs: dict, moved: dict | None = None) -> list:
         own = moved and [MOVES * size for size in moved[words]]
@@ -533,13 +544,14 @@ class Comparison:
                 break
         return found
 
-    def say_lines(self, kind: str, which: str, lines: list, both: list) -> None:
+    def say_lines(self, kind: str, which: str, lines: list, both: list, **values: object) -> None:
         rows = [
             f"\n    {run.label}  {line['text']}"
             for _, *pair in lines[:FEW]
             for run, line in zip(self.runs, pair, strict=True)
         ]
-        self.say(kind, which, count=len(lines), all=len(both), rows="".join(rows))
+        counts = {"count": len(lines), "all": len(both)}
+        self.say(kind, which, rows="".join(rows), **counts, **values)
 
     def of_own_share(self, before: list, *lines: dict) -> bool:
         """Whether in one run rank 0 has computed these numbers of its own samples alone."""

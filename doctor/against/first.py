@@ -10,7 +10,7 @@ def told(ranks: list[Rank]) -> dict:
     """Part of --without -> what that needs to know: plain JSON."""
     teams = Teams(ranks)
     together = ranks[:1] if teams.together else teams.groups[0]
-    return {"drawn": ranks[0].events["drawn"], "shuffling": orders(together)}
+    return {"draws": ranks[0].events["drawn"], "shuffling": orders(together)}
 
 
 def orders(ranks: list[Rank]) -> list[dict]:

@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from itertools import accumulate, product
+from itertools import accumulate, product, zip_longest
 from os.path import commonprefix
 from statistics import mode
 
@@ -165,6 +165,14 @@ class Samples:
             found += zip(map(str, keys), *columns, shapes, strict=True)
         return found
 
+    def in_turn(self, n: int) -> list:
+        """Samples of step n that have no indices: the first of each rank, the second, and so on."""
+        rows = [
+            [key for one, batch in rows if one.loader["iterable"] for key in one.keys_of(batch)]
+            for rows in self.batches(n)
+        ]
+        return [key for each in zip_longest(*rows) for key in each if key is not None]
+
     def shares(self, n: int) -> list[int]:
         """How many samples of step n each rank has."""
         return [sum(len(one.keys_of(batch)) for one, batch in rows) for rows in self.batches(n)]
@@ -239,17 +247,6 @@ def keyed(one: Pass) -> bool:
     """Whether it is known which samples are in its batches."""
     ordered = all("items" in batch for batch in one.batches[:1])  # or workers overtake each other
     return ordered and not one.unseen() and not (one.loader["iterable"] and not one.column("items"))
-
-
-def draws(run: Run) -> bool:
-    """Whether random numbers are drawn between two steps, and not to make samples."""
-    rank = run.first
-    states = [step["random"] for step in rank.steps[:2]]
-    begun = [one for one in rank.passes.values() if one.place == 1]  # a new pass draws a seed
-    main = [event for event in rank.events["drew"] if event["worker"] is None and event["states"]]
-    if len(states) < 2 or begun or main:
-        return bool(run.of_model("drops"))
-    return any(states[0].get(name) != states[1].get(name) for name in ("torch", "cuda"))
 
 
 def saved(run: Run) -> dict[tuple, dict]:

@@ -50,26 +50,24 @@ class Draws(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.on = False  # not before the training, and not while a loader is asked
+        self.on = False  # not before there is an optimizer, and not while a loader is asked
+        self.optimizes = False
         self.asked = False  # a loader, which may ask another one
         self.own = None  # puts the script's stream back, while it draws from ours
         self.streams = {}  # a loader -> its number, in the order of their first batches
         self.step, self.stream, self.part = -1, -1, 0
+        self.passing = None  # the latest pass
         self.first = defaultdict(list)  # step and stream -> what the first of two runs drew there
-        for event in first().get("drawn", []):
+        for event in first().get("draws", []):
             self.first[event["n"], event["stream"]].append(event)
 
-    def begin(self, stream: int = -1, who: list | None = None, count: int = 0) -> None:
-        """What is drawn from now on is for this batch.
-
-        stream: -1 is of no loader. who: indices of its samples, if they are known. count: of them.
-        """
+    def begin(self, stream: int = -1) -> None:
+        """What is drawn from now on is for this batch. stream: -1 is of no loader."""
         if (self.step, self.stream) == (training.steps, stream):
             self.part += 1
         else:
             self.step, self.stream, self.part = training.steps, stream, 0
             self.rows = Counter()  # of each draw, in the parts of the step so far
-        self.who, self.count = who, count
         self.calls = {}  # what a draw is known by -> what is noted of it, and whose its rows are
         self.changes = without("draws")
         if self.changes:
@@ -83,18 +81,23 @@ class Draws(TorchFunctionMode):
         self.on = False
         self.look()
         calls = [noted for noted, _ in self.calls.values()]
-        for name, *two in zip(("random", "numpy"), self.begun, states(), strict=True):
+        for name, *two in zip(("random", "numpy.random"), self.begun, states(), strict=True):
             if two[0] != two[1]:
                 calls.append([name, None, [], 0, digest(two)])
         if calls:
-            batch = {"part": self.part, "who": self.who, "count": self.count, "world": place()[1]}
-            notes.event("drawn", n=self.step, stream=self.stream, calls=calls, **batch)
+            who, count = self.batch()
+            number = self.passing.n if self.stream >= 0 else None
+            batch = {"stream": self.stream, "part": self.part, "pass": number, "who": who}
+            notes.event("drawn", n=self.step, count=count, world=place()[1], calls=calls, **batch)
 
     def look(self) -> None:
         """Has anything drawn that was not seen, such as code in C++?"""
-        if position() not in self.seen:
-            self.seen.add(position())
-            self.calls.setdefault("", (["torch", None, [], -1, ""], []))
+        now = position()
+        if now not in self.seen:
+            self.seen.add(now)
+            seeded = torch.Generator().manual_seed(torch.initial_seed())  # by the script
+            if now[0] != state_of(seeded) or any(now[2:]):
+                self.calls.setdefault("", (["torch (C++)", None, [], -1, ""], []))
 
     # ---- what begins and ends a batch ----
 
@@ -112,14 +115,27 @@ class Draws(TorchFunctionMode):
         return True
 
     def tell(self, one: object = None, batch: object = None) -> None:
-        """one: the pass that this batch is of."""
+        """one: the pass that has given this batch, or had none any more."""
         self.asked = False
-        if one is None:
+        if not self.optimizes:
+            return
+        if one is None or (batch is None and not (one is self.passing and self.ahead)):
             self.begin()
             return
-        stream = self.streams.setdefault(one.loader, len(self.streams))
+        if one is not self.passing:
+            self.passing, self.batches, self.ahead = one, [], None
         sizes = [len(tensor) for tensor in tensors_in(batch) if tensor.dim()]
-        self.begin(stream, one.latest, len(one.latest or range(sizes[0] if sizes else 0)))
+        sizes = [len(one.latest)] if one.latest else sizes
+        self.batches = [*self.batches[-2:], (one.latest, (sizes or [0])[0])]
+        self.begin(self.streams.setdefault(one.loader, len(self.streams)))
+
+    def batch(self) -> tuple[list | None, int]:
+        """Indices of its samples, if they are known, and how many it has."""
+        if self.stream < 0:
+            return None, 0
+        if self.ahead is None:  # accelerate's loaders, say, fetch the next one before they give one
+            self.ahead = len(self.batches) == 2
+        return self.batches[-1 - self.ahead]
 
     def again(self, *_: object, **__: object) -> None:
         """After a step or a backward pass: no loader says where the next batch begins."""
@@ -143,6 +159,7 @@ class Draws(TorchFunctionMode):
             generator = None
         if self.changes and generator is None:
             return self.drawn_alike(func, args, kwargs)
+        self.look()
         before = position(generator)
         result = func(*args, **kwargs)
         if position(generator) != before:
@@ -163,9 +180,12 @@ class Draws(TorchFunctionMode):
         if key not in self.calls:  # else it is computed once more
             per, whose = self.whose(func, args, result)
             self.note(key, func, result, "" if is_ours(key) else str(key), per, whose)
-        _, whose = self.calls.get(key, (None, []))
+        noted, whose = self.calls.get(key, (None, []))
         if whose:
-            result = by_rows(func, args, kwargs, result, [mix(key, *who) for who in whose])
+            try:
+                result = by_rows(func, args, kwargs, result, [mix(key, *who) for who in whose])
+            except Exception:  # a tensor that has no rows of its own, say
+                noted[3] = -1
         torch.default_generator.manual_seed(mix(key, "next"))
         self.seen.add(position())
         return result
@@ -179,7 +199,7 @@ class Draws(TorchFunctionMode):
         per: int = 0,
         whose: list = (),
     ) -> None:
-        """per: rows of a sample, 0: it is drawn as a whole, -1: in compiled code."""
+        """per: rows of a sample, 0: it is drawn as a whole, -1: nobody can tell how."""
         name = func.__name__
         shape = [list(tensor.shape) for tensor in tensors_in(result)][:1]
         if len(self.calls) <= MOST_CALLS:
@@ -204,9 +224,10 @@ class Draws(TorchFunctionMode):
         event = next((one for one in parts if one["part"] == self.part), (parts or [None])[-1])
         noted = event["calls"][number] if event and number < len(event["calls"]) else None
 
-        if self.count:
-            per = size // self.count if size % self.count == 0 else 0
-            who = self.who or [rank + world * (before // (per or 1) + n) for n in range(self.count)]
+        who, count = self.batch()
+        if count:
+            per = size // count if size % count == 0 else 0
+            who = who or [rank + world * (before // (per or 1) + n) for n in range(count)]
             if noted and noted[3] != per:
                 if noted[3] < 1 or noted[2][0] != size:
                     return 0, []
@@ -217,7 +238,7 @@ class Draws(TorchFunctionMode):
         fixed = noted and noted[2][0] == size and world != event["world"] and not repeated(parts)
         if fixed:
             return 0, [(n, 0) for n in range(size)]
-        if noted and sum_of(parts, number) * event["world"] % (size * world):
+        if noted and (noted[3] < 1 or sum_of(parts, number) * event["world"] % (size * world)):
             return 0, []
         return 1, [(rank + world * (before + n), 0) for n in range(size)]
 
@@ -241,7 +262,7 @@ def by_rows(func: Callable, args: tuple, kwargs: dict, result: object, seeds: li
     blank = torch.empty_like(result, device="cpu") if changed else None
     if func in (torch.rand, torch.randn):
         args, kwargs = (shape,), {k: v for k, v in kwargs.items() if k != "size"}
-    given = {k: v for k, v in kwargs.items() if k not in ("out", "requires_grad")}
+    given = {k: v for k, v in kwargs.items() if k not in ("out", "requires_grad", "pin_memory")}
     if not tensors_in((*args, *kwargs.values())):
         given["device"] = "cpu"
 
@@ -349,10 +370,10 @@ def watch(probe: str, loaders: object) -> None:
         def call(asked: object) -> object:
             if not draws.ask():
                 return own(asked)
-            one = batch = None
+            one = getattr(asked, "_doctor", None) if own is own_next else None
+            batch = None
             try:
                 batch = own(asked)
-                one = getattr(asked, "_doctor", None) if own is own_next else None
                 return batch
             finally:
                 draws.tell(one, batch)
@@ -368,7 +389,8 @@ def watch(probe: str, loaders: object) -> None:
 
 def new_optimizer(*_: object, **__: object) -> None:
     """A script without a loader has nothing else that shows where its first step begins."""
-    if compares() and not data.loaders and not draws.on:
+    draws.optimizes = compares()
+    if draws.optimizes and not data.loaders and not draws.on:
         draws.begin()
 
 

@@ -63,11 +63,12 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
                 hooks.attach(PROBES + CHANGES)
             ATTACHED.append(True)
         from doctor.against import record as recorded
-        from doctor.without import first, noise
+        from doctor.without import draws, first, noise
 
         recorded.TOLD.clear()
         recorded.Output.count = 0
         first.cache_clear()
+        draws.draws.__init__()
         noise.GENERATORS.clear()
         hook = noise.noise("noise", torch.nn.modules.module)
         if "rounding" in without:
@@ -368,4 +369,4 @@ def test_rounding_that_cannot_be_taken_out(tmp_path: Path) -> None:
     options = ["--without", "all", "--against", one]
     result = run([sys.executable, ROOT / "doctor", *options, "true"], tmp_path)
     assert result.returncode == 2, result.output
-    assert "type --without shuffling,batchnorm,dropout\n" in result.stdout, result.output
+    assert "type --without shuffling,batchnorm,dropout,draws\n" in result.stdout, result.output

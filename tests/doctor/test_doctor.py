@@ -598,7 +598,8 @@ def test_processes_that_never_met(crew: Crew, tmp_path: Path) -> None:
 def test_contract_of_the_two_halves() -> None:
     """What EVENTS.md says of writers and readers; examined.py compares it with every run."""
     doctor = ROOT / "doctor"
-    readers = ("ranks", "against/first", "against/runs", "against/comparison")
+    readers = ["ranks", "without/draws"]
+    readers += [f"against/{name}" for name in ("first", "runs", "comparison", "drawn")]
     both = {name: doctor / f"{name}.py" for name in readers}
     both = {file.stem: file for file in both.values()}
     both |= {file.stem: file for file in (doctor / "checks").glob("*.py")}
