@@ -94,7 +94,8 @@ dist.init_process_group("""
 def checkpointed(reentrant: str) -> tuple:
     more = ("import copy\n", "import copy\nimport torch.utils.checkpoint\n")
     words = ("dist.init_process_group(", CHECKPOINTED.replace("{REENTRANT}", reentrant), *more)
-    return (*SEED, *words, "DistributedDataParallel(model)", "DistributedDataParallel(Twice(model))",
+    return (*SEED, *words,
+            "DistributedDataParallel(model)", "DistributedDataParallel(Twice(model))",
             "model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))",
             "model = nn.Sequential(nn.Sequential(nn.Linear(8, 16), Noisy()), nn.ReLU(), "
             "nn.Sequential(nn.Linear(16, 4), Noisy()))",

@@ -70,7 +70,7 @@ def main():
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
-    train_set, val_set = make_sentences(255, seed=1), make_sentences(61, seed=2)
+    train_set, val_set = make_sentences(255, seed=7), make_sentences(61, seed=2)
     options = {"batch_size": BATCH // world_size, "collate_fn": collate}
     sampler = DistributedSampler(train_set, drop_last=True)
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
