@@ -17,29 +17,31 @@ Changed against 02_distributed:
 - no wrapped model: a wrapped optimizer averages the gradients, and step waits for them;
 - broadcasts make the ranks equal: the optimizer's after a resume, then the weights;
 - --fp16-allreduce sends half the bytes.
-Explained line by line in
+minimal.py, beside this file, is the approach alone. Explained line by line in
 docs/en/chapters/05_horovod.md and docs/zh/chapters/05_horovod.md.
 """
 
 import argparse
+import fcntl
 import io
 import json
 import math
 import os
 import time
+import zipfile
 import zlib
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torchvision import models
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_image
-from torchvision.models import get_model
 from torchvision.transforms import v2
 from tqdm import tqdm
 
@@ -74,13 +76,12 @@ def build_parser() -> argparse.ArgumentParser:
     cpus //= int(told[0]) if told else 1  # [dist] ranks of this machine
     workers = max(1, min(16, cpus))
 
-    images = parser.add_mutually_exclusive_group(required=True)
-    data = "ImageNet: a folder that holds train/ and val/"
-    images.add_argument("--data", type=Path, metavar="DIR", help=data)
-    made = "generate that many images, or 1280, and a quarter of them to validate on"
-    images.add_argument("--synthetic", type=int, nargs="?", const=1280, help=made)
+    add = parser.add_mutually_exclusive_group(required=True).add_argument
+    add("--data", type=Path, metavar="DIR", help="ImageNet: holds train/ and val/")
+    add("--synthetic", type=int, nargs="?", const=1280, help="generate N, or 1280")
     add = parser.add_argument
-    add("--arch", default="resnet50", help="a classification model of torchvision")
+    archs = models.list_models(models)  # that classify: of no module below models
+    add("--arch", default="resnet50", choices=archs, metavar="NAME", help="a model")
     add("--image-size", type=int, default=224, help="width and height in pixels")
     add("--epochs", type=int, default=90, help="passes over the training images")
     add("--batch-size", type=int, default=256, help="images per step, over all ranks")
@@ -92,12 +93,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--compile", action="store_true", help="speed up training by torch.compile")
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks (GPUs only)")
     add("--pretrained", action="store_true", help="start from weights for 1000 classes")
-    files = "folder for the log and the checkpoints"
-    add("--output-dir", type=Path, default="runs/05_horovod", help=files)
-    resume = "continue the run of --output-dir, or a checkpoint PATH in a new folder"
-    add("--resume", metavar="PATH", nargs="?", const="", help=resume)
-    evaluate = "evaluate the weights of --resume or --pretrained, and do not train"
-    add("--evaluate", action="store_true", help=evaluate)
+    add("--output-dir", type=Path, default="runs/05_horovod", help="its folder")
+    add("--resume", metavar="PATH", nargs="?", const="", help="go on, or from PATH")
+    add("--evaluate", action="store_true", help="evaluate, and do not train")
     add("--seed", type=int, default=0, help="for weights, order, crops and dropout")
     add("--print-freq", type=int, default=20, help="steps between two lines of the log")
     own = parser.add_argument_group("of this chapter")
@@ -112,8 +110,14 @@ def check_flags(args: Namespace, world_size: int) -> None:
         lower = max(1, args.batch_size // world_size) * world_size
         sizes = f"use {lower} or {lower + world_size}"
         fail(f"--batch-size must be a multiple of the {world_size} ranks: {sizes}")
-    if args.epochs < 1:
-        fail(f"--epochs {args.epochs} would train nothing: use 1 or more")
+    for flag, value, least, most in (
+        ("--epochs", args.epochs, 1, math.inf),
+        ("--label-smoothing", args.label_smoothing, 0, 1),
+        ("--workers", args.workers, 0, math.inf),
+        ("--print-freq", args.print_freq, 1, math.inf),
+    ):
+        if not least <= value <= most:  # nan is not, either
+            fail(f"{flag} {value} is out of range: use {least} to {most}")
     if args.evaluate and args.resume is None and not args.pretrained:
         fail("--evaluate needs weights: add --resume, --resume PATH or --pretrained")
 
@@ -169,6 +173,16 @@ def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, int]:
     return train_set, val_set, len(train_set.classes)
 
 
+def fingerprint(dataset: Dataset) -> str:
+    """What ranks must have alike: how many items and, of an ImageFolder, a checksum of
+    classes and names, and of the sizes of a hundred files."""
+    samples = dataset.samples if isinstance(dataset, ImageFolder) else []
+    names = [path.removeprefix(str(dataset.root)) for path, _ in samples]
+    sizes = [os.path.getsize(path) for path, _ in samples[:: len(samples) // 100 + 1]]
+    checksum = zlib.crc32(os.fsencode("\n".join(names) + str(sizes)))
+    return f"{len(dataset)} (checksum {checksum:x})"
+
+
 class SeededDataset(Dataset):
     """Random crops and flips that depend on seed, epoch and image alone: they are the
     same for any number of ranks and workers, and after a resume. (This holds for
@@ -203,8 +217,7 @@ def build_loaders(
         "persistent_workers": args.workers > 0,
         "multiprocessing_context": "fork" if args.workers else None,
         "pin_memory": torch.accelerator.is_available(),
-        # Each loop over a loader draws a number from this generator. Otherwise it would
-        # take that of dropout. Workers seed numpy by the number.
+        # A loader draws seeds for its workers from it, not from that of dropout.
         "generator": torch.Generator().manual_seed(args.seed + rank),  # [dist]
     }
     # All ranks shuffle alike, and each takes every world_size-th image: together their
@@ -217,17 +230,20 @@ def build_loaders(
     )
     train_set = SeededDataset(train_set, args.seed)
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
-    # `evaluate` fills this list. Until then the workers load nothing: images that wait
-    # would take up shared memory, of which a container may have little.
-    val_loader = DataLoader(val_set, sampler=[], **options)
+    share: list[int] = []  # of the validation set; still empty
+    val_loader = DataLoader(val_set, sampler=share, **options)
 
-    # The first iter() of a loader forks its workers, which live for the run. (Each
-    # loop over the loader starts anew: what they load for iter() is dropped.) A fork
-    # copies locks that other threads hold, and nobody releases the copies. So it comes
-    # before the first collective, which a thread of Horovod does, and val_loader is
-    # first: while the list is empty, its thread that pins memory has nothing to do.
-    for loader in [val_loader] if args.evaluate else [val_loader, train_loader]:
-        iter(loader)
+    # The first iter() of a loader forks its workers, which live for the run (and drop
+    # what they load for it). A fork copies locks that other threads hold, and nobody
+    # releases the copies: so it comes before the first collective, which a thread of
+    # Horovod does, and while val_loader is empty. Its images would wait in shared
+    # memory, of which a container may have little, and its thread would pin them during
+    # the second fork.
+    iter(val_loader)
+    if not args.evaluate:
+        iter(train_loader)
+    # Each image once: a DistributedSampler would repeat or drop some.
+    share += range(rank, len(val_set), world_size)  # [dist]
     return train_loader, val_loader
 
 
@@ -246,8 +262,10 @@ def batches(loader: DataLoader, device: torch.device, name: str) -> Iterator:
 def build_model(args: Namespace, num_classes: int) -> nn.Module:
     """Maps images (N, 3, H, W) to logits (N, num_classes). Replace it with your model,
     and change `model_name`, below."""
+    if args.pretrained and num_classes != 1000:
+        fail(f"--pretrained: 1000 classes, not {num_classes}: docs/en/own-project.md")
     weights = "DEFAULT" if args.pretrained else None  # for ImageNet's 1000 classes
-    return get_model(args.arch, weights=weights, num_classes=num_classes)
+    return models.get_model(args.arch, weights=weights, num_classes=num_classes)
 
 
 def build_optimizer(args: Namespace, model: nn.Module) -> Optimizer:
@@ -278,36 +296,48 @@ def lr_factor(args: Namespace, done: float) -> float:
 
 
 # ---- log and checkpoint ----
-def log_mode(args: Namespace) -> str:
-    """How to open the log: "a" adds to the one that is there, "x" makes a new one.
-    Fails if the folder holds a run that this one does not continue."""
-    files = [args.output_dir / "metrics.jsonl", args.output_dir / "checkpoint.pt"]
-    holds_run = any(file.exists() for file in files)
-    if holds_run and args.resume != "" and not args.evaluate:
+def open_log(args: Namespace) -> TextIO:
+    """The log, locked until this process ends: one run at a time writes into a folder.
+    Fails if it holds a run that this one does not continue."""
+    path = args.output_dir / ("evaluate.jsonl" if args.evaluate else "metrics.jsonl")
+    try:
+        args.output_dir.mkdir(parents=True, exist_ok=True)
+        file = path.open("a", buffering=1)  # a line at a time
+    except OSError as error:
+        fail(f"cannot write {path}: {error}")
+    if args.evaluate:
+        return file
+
+    # Loader workers do not inherit the lock. It is lost, without a word, when this
+    # process opens the file once more and closes it: nothing else may open it.
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(f"another run is at work in {args.output_dir}: `fuser {path}` names it")
+    except OSError as error:  # some file systems of clusters have no locks
+        print(f"cannot lock {path} ({error}): start no second run in its folder")
+    holds_run = file.tell() or os.path.lexists(args.output_dir / "checkpoint.pt")
+    if holds_run and args.resume != "":
         hint = "use --resume without PATH, or another --output-dir"
         fail(f"{args.output_dir} holds a run: {hint}")
-    return "a" if holds_run or args.evaluate else "x"
+    return file
 
 
-def log(args: Namespace, event: str, fields: dict, mode: str = "a") -> None:
-    """Rank 0 adds a line to metrics.jsonl, and prints it."""
-    if hvd.rank() != 0:  # [dist] not the local rank, which is 0 on each machine
+def log(file: TextIO | None, event: str, fields: dict) -> None:
+    """Add a line to the log, which only rank 0 has, and print it."""
+    if file is None:
         return
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    path = args.output_dir / ("evaluate.jsonl" if args.evaluate else "metrics.jsonl")
-    row = {"event": event, "time": time.time(), **fields}
-    try:
-        with path.open(mode) as file:
-            file.write(json.dumps(row, default=str) + "\n")  # str: a Path becomes text
-    except FileExistsError:  # in mode "x": another run was a moment faster
-        fail(f"another run has just begun in {args.output_dir}: use another folder")
-
     words = [event]
     for name, value in fields.items():
         if name != "args":  # all flags would be too long to print
             value = f"{value:.4g}" if isinstance(value, float) else value
             words.append(f"{name} {value}")
-    tqdm.write("  ".join(words))
+    row = {"event": event, "time": time.time(), **fields}
+    try:
+        file.write(json.dumps(row, default=str) + "\n")  # str: a Path becomes text
+        tqdm.write("  ".join(words))
+    except OSError as error:
+        fail(f"cannot write {file.name} or stdout: {error}")
 
 
 def load_checkpoint(args: Namespace) -> dict:
@@ -316,14 +346,19 @@ def load_checkpoint(args: Namespace) -> dict:
         return {}
     # --resume alone is "": it takes the checkpoint of --output-dir.
     path = Path(args.resume or args.output_dir / "checkpoint.pt")
-    if args.resume == "" and not path.exists() and not args.evaluate:
+    if args.resume == "" and not os.path.lexists(path) and not args.evaluate:
         return {}  # the first start of a job that is always started by the same line
-    if not path.is_file():
-        hint = "--resume PATH names one, --resume alone takes that of --output-dir"
-        fail(f"there is no checkpoint {path}: {hint}")
-    # map_location: otherwise all ranks load onto GPU 0. weights_only: otherwise a file
-    # may run any code.
-    return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():
+            raise ValueError("a checksum is wrong")  # torch would not have looked
+        # map_location: or all ranks load onto GPU 0. weights_only: or it may run code.
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        for slot in [checkpoint["model"], *checkpoint["optimizer"]["state"].values()]:
+            if any(torch.is_tensor(v) and v.isnan().any() for v in slot.values()):
+                raise ValueError("weights or momentum are nan")
+    except Exception as error:  # of many kinds; most do not name the file
+        fail(f"cannot load {path}, {error!r:.99}: --resume another, such as best.pt")
+    return checkpoint
 
 
 def save_checkpoint(state: dict, path: Path) -> None:
@@ -346,6 +381,7 @@ def save_checkpoint(state: dict, path: Path) -> None:
 # ---- training ----
 def train_one_epoch(
     args: Namespace,
+    log_file: TextIO | None,
     model: nn.Module,
     loader: DataLoader,
     optimizer: Optimizer,
@@ -392,7 +428,7 @@ def train_one_epoch(
                 "lr": optimizer.param_groups[0]["lr"],
                 "images_per_second": seen / (time.perf_counter() - start),
             }
-            log(args, "train", row)
+            log(log_file, "train", row)
             totals.zero_()
             logged, start = step, time.perf_counter()
 
@@ -405,9 +441,6 @@ def evaluate(args: Namespace, model: nn.Module, loader: DataLoader) -> dict:
     # BatchNorm's statistics differ between ranks, and rank 0 will save its own.
     buffers = dict(model.named_buffers())
     hvd.broadcast_parameters(buffers, root_rank=0)  # [dist] so all evaluate with those
-    # Each image once: a DistributedSampler would repeat or drop some.
-    rank, world_size = hvd.rank(), hvd.size()  # [dist]
-    loader.sampler[:] = range(rank, len(loader.dataset), world_size)  # [dist]
 
     device = next(model.parameters()).device
     totals = torch.zeros(4, dtype=torch.float64, device=device)
@@ -469,7 +502,7 @@ def main(argv: list[str] | None = None) -> None:
         threads = torch.get_num_threads() // hvd.local_size()  # [dist]
         torch.set_num_threads(max(1, threads))  # [dist] ranks share the cores
     check_flags(args, world_size)
-    mode = log_mode(args)
+    log_file = open_log(args) if rank == 0 else None  # [dist] not the local rank
     checkpoint = load_checkpoint(args)
     first_epoch = checkpoint.get("epoch", 0)
     train_set, val_set, num_classes = build_datasets(args)
@@ -486,10 +519,15 @@ def main(argv: list[str] | None = None) -> None:
     train_loader, val_loader = build_loaders(args, train_set, val_set, rank, world_size)
     if device.type == "cuda" and not hvd.nccl_built():  # [dist] built for CPUs only
         fail("this Horovod has no nccl: bash 05_horovod/install.sh --nccl")
-    found = hvd.allgather_object((len(train_set), len(val_set), first_epoch))  # [dist]
-    if len(set(found)) > 1:
-        what = "images to train on, images to evaluate, epochs done"
-        fail(f"ranks see different data or checkpoints ({what}): {sorted(set(found))}")
+    mine = {f"--{flag}".replace("_", "-"): value for flag, value in vars(args).items()}
+    mine |= {"epochs done": first_epoch, "images": fingerprint(train_set)}
+    mine["images to evaluate"] = fingerprint(val_set)
+    may_differ = {"--data", "--workers", "--output-dir", "--resume"}  # on machines
+    found = hvd.allgather_object(mine)  # [dist] they might train on in silence
+    for name in sorted(mine.keys() - may_differ):
+        values = sorted({str(theirs.get(name)) for theirs in found})
+        if len(values) > 1:
+            fail(f"ranks differ in {name}: {values[0]} and {values[1]}")
     if first_epoch >= args.epochs and not args.evaluate and rank == 0:
         print(f"nothing to train: all {args.epochs} epochs are done")
 
@@ -527,23 +565,24 @@ def main(argv: list[str] | None = None) -> None:
         "steps_per_epoch": len(train_loader),
         "args": vars(args),
     }
-    log(args, "start", start, mode)
+    log(log_file, "start", start)
 
     if args.evaluate:
         results = evaluate(args, raw_model, val_loader)
-        log(args, "eval", {"epoch": first_epoch, **results})
-    best = checkpoint.get("best")
-    for epoch in [] if args.evaluate else range(first_epoch, args.epochs):
+        log(log_file, "eval", {"epoch": first_epoch, **results})
+    epochs = [] if args.evaluate else range(first_epoch, args.epochs)
+    best = checkpoint.get("best") if args.resume == "" else None  # of this run alone
+    for epoch in epochs:
         train_loader.sampler.set_epoch(epoch)  # [dist] gives each epoch its own order
         train_loader.dataset.epoch.fill_(epoch)  # and its own crops and flips
         # Dropout differs between ranks and epochs, and is the same after a resume.
         torch.manual_seed(zlib.crc32(f"{args.seed} {epoch} {rank}".encode()))  # [dist]
-        train_one_epoch(args, model, train_loader, optimizer, epoch)
+        train_one_epoch(args, log_file, model, train_loader, optimizer, epoch)
         results = evaluate(args, raw_model, val_loader)
-        log(args, "eval", {"epoch": epoch, **results})
+        log(log_file, "eval", {"epoch": epoch, **results})
 
         is_best = best is None or results["acc1"] > best  # larger is better
-        best = results["acc1"] if is_best else best
+        best = float(results["acc1"]) if is_best else best
         state = {
             "model": raw_model.state_dict(),
             "optimizer": optimizer.state_dict(),
@@ -556,7 +595,7 @@ def main(argv: list[str] | None = None) -> None:
             save_checkpoint(state, args.output_dir / "best.pt")
         if rank == 0:  # [dist]
             save_checkpoint(state, args.output_dir / "checkpoint.pt")
-    log(args, "end", {"best_acc1": best})
+    log(log_file, "end", {"best_acc1": best})
     hvd.shutdown()  # [dist] who leaves without it looks like a rank that has died
 
 

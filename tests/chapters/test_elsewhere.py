@@ -61,5 +61,5 @@ def test_weights_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "empty"))
     with pytest.raises(ConnectionError, match=address):
         build_model(args, 1000)
-    with pytest.raises(ValueError, match="num_classes"):  # torchvision's: no other head fits
+    with pytest.raises(SystemExit, match="1000 classes, not 10"):  # no other head fits
         build_model(args, 10)

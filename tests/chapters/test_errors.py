@@ -6,10 +6,17 @@ function notices it (test_static.py has those that are the same).
 """
 
 import contextlib
+import errno
+import fcntl
 import os
 import re
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -28,6 +35,7 @@ from harness import (
     SLURM,
     events,
     launch,
+    load_chapter,
     load_state,
 )
 from refusals import (
@@ -39,11 +47,11 @@ from refusals import (
     call,
     call_parent,
     image_tree,
-    last_words,
     one_line,
     ranks_of,
     runs_well,
     snapshot,
+    tiny,
 )
 from tiers import table
 from with_tiny_model import TinyModel
@@ -55,10 +63,10 @@ BASE = shlex.split("--image-size 8 --batch-size 4 --epochs 1 --workers 0 --outpu
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def call_by_hand(chapter: str, argv: list[str], cwd: Path) -> dict:
-    """call, without what torchrun sets."""
+def call_by_hand(chapter: str, argv: list[str], cwd: Path, missing: str = "RANK") -> dict:
+    """call, without what torchrun sets; or without a part, as where Kubernetes sets the rest."""
     with mock.patch.dict(os.environ):
-        del os.environ["RANK"]
+        del os.environ[missing]
         return call(chapter, argv, cwd)
 
 
@@ -67,6 +75,11 @@ def call_as_fourth(chapter: str, argv: list[str], cwd: Path) -> dict:
     ranks = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4"}
     with mock.patch.dict(os.environ, ranks):
         return call_with_gpus(chapter, argv, cwd)
+
+
+def call_itself(chapter: str, argv: list[str], cwd: Path) -> dict:
+    """call, with the chapter's own model in place of the tiny one."""
+    return call(chapter, argv, cwd, nullcontext)
 
 
 def call_with_gpus(chapter: str, argv: list[str], cwd: Path, usable: bool = True) -> dict:
@@ -93,6 +106,15 @@ def own(chapter: str, argv: str, says: str) -> Mistake:
 
 
 EACH = tuple(CHAPTERS)  # for what main does, which is another one in each
+CHECKS = (ALONE, HUB, *OWN_CHECK)  # for what check_flags does
+ON_ONE = (ALONE,)  # for what only rank 0 does; the same function in all (06: see below)
+
+
+def damaged(name: str, says: str = "", of: tuple = (HUB,)) -> Mistake:
+    """A checkpoint that cannot be believed."""
+    return Mistake(f"--synthetic 8 --resume {name}.pt", f"cannot load {name}.pt, ... {says}", of)
+
+
 STOPPED = "--resume stopped.pt --arch resnet18"
 MISTAKES = {
     # the images
@@ -105,40 +127,77 @@ MISTAKES = {
         "--synthetic 8 --batch-size 7", "of the 2 ranks: use 6 or 8$", (HUB, *OWN_CHECK)
     ),
     "below_ranks": Mistake("--synthetic 8 --batch-size 1", "use 2 or 4$"),
-    "no_epochs": Mistake(
-        "--synthetic 8 --epochs -1", "--epochs -1 ... 1 or more", (ALONE, HUB, *OWN_CHECK)
+    "no_epochs": Mistake("--synthetic 8 --epochs -1", "--epochs -1 ... use 1 to", CHECKS),
+    "smoothed": Mistake(
+        "--synthetic 8 --label-smoothing nan", "-smoothing nan ... 0 to 1$", CHECKS
+    ),
+    "too_smooth": Mistake("--synthetic 8 --label-smoothing 1.5", "1.5 ... use 0 to 1$"),
+    "never_printed": Mistake("--synthetic 8 --print-freq 0", "--print-freq 0 ... use 1 to", CHECKS),
+    "fewer_workers": Mistake("--synthetic 8 --workers -1", "--workers -1 ... use 0 to", CHECKS),
+    "no_model": Mistake("--synthetic 8 --arch resnet05", "invalid choice: 'resnet05'", EACH),
+    # It would fetch the weights of a backbone.
+    "no_classifier": Mistake(
+        "--synthetic 8 --arch ssdlite320_mobilenet_v3_large", "invalid choice ... vit_b_16"
+    ),
+    "other_head": Mistake(
+        "--synthetic 8 --pretrained", "1000 classes, not 10: ... own-project.md$", EACH, call_itself
     ),
     # going on, and evaluating
     "evaluate_nothing": Mistake(
         "--synthetic 8 --evaluate", "needs weights: add --resume, ... or --pretrained", EACH
     ),
     "evaluate_nothing_yet": Mistake(
-        "--synthetic 8 --evaluate --resume", "no checkpoint out/checkpoint.pt: --resume PATH"
+        "--synthetic 8 --evaluate --resume", "cannot load out/checkpoint.pt, ... No such file"
     ),
     # As it was written once.
     "resume_auto": Mistake(
-        "--synthetic 8 --resume auto", "no checkpoint auto ... --resume alone", (ALONE, HUB)
+        "--synthetic 8 --resume auto", "cannot load auto, ... No such file", (ALONE, HUB)
+    ),
+    "unmounted": Mistake(
+        "--synthetic 8 --resume --output-dir unmounted", "cannot load unmounted/checkpoint.pt, "
     ),
     "resume_arch": Mistake(
         "--synthetic 8 --resume run/checkpoint.pt",
         "the checkpoint is of resnet18 with 10 classes, not of resnet50 with 10 classes$",
         EACH,
     ),
-    "resume_foreign": Mistake("--synthetic 8 --resume foreign.pt", "is of another program, not"),
+    "resume_foreign": Mistake("--synthetic 8 --resume foreign.pt", "foreign.pt, ... 'optimizer'"),
+    "resume_nameless": Mistake("--synthetic 8 --resume nameless.pt", "of another program, not of"),
+    **{name: damaged(name) for name in ("torn", "empty", "text", "zeros", "list", "bomb")},
+    "flipped": damaged("flipped", "a checksum is wrong", (ALONE, HUB)),
+    "nan_weight": damaged("nan_weight", "weights or momentum are nan"),
+    "nan_momentum": damaged("nan_momentum", "weights or momentum are nan"),
     # the output folder
     "holds_a_run": Mistake(
-        "--synthetic 8 --output-dir run", "run holds a run: use --resume without PATH"
+        "--synthetic 8 --output-dir run", "run holds a run: use --resume without PATH", ON_ONE
     ),
     "holds_another_run": Mistake(
-        "--synthetic 8 --output-dir run --resume alone/checkpoint.pt", "run holds a run: use"
+        "--synthetic 8 --output-dir run --resume alone/checkpoint.pt", "holds a run: use", ON_ONE
     ),
-    "holds_a_checkpoint": Mistake("--synthetic 8 --output-dir alone", "alone holds a run: use"),
+    "holds_a_checkpoint": Mistake(
+        "--synthetic 8 --output-dir alone", "alone holds a run: use", ON_ONE
+    ),
+    "no_folder_at_all": Mistake(
+        "--synthetic 8 --output-dir taken.csv/out",
+        "cannot write taken.csv/out/metrics.jsonl",
+        ON_ONE,
+    ),
+    "no_log": Mistake("--synthetic 8 --output-dir no_log", "write no_log/metrics.jsonl", ON_ONE),
+    "no_log_of_evaluation": Mistake(
+        "--synthetic 8 --output-dir no_log --evaluate --resume", "no_log/evaluate.jsonl", ON_ONE
+    ),
     # the machine, the network and the launcher
     "by_hand": Mistake(
         "--synthetic 8",
         r"start it with torchrun --standalone --nproc-per-node 2 \S+/main.py \.\.\.$",
         LAUNCHED_BY_TORCHRUN,
         call_by_hand,
+    ),
+    "by_half": Mistake(
+        "--synthetic 8",
+        "start it with torchrun --standalone",
+        LAUNCHED_BY_TORCHRUN,
+        partial(call_by_hand, missing="LOCAL_RANK"),
     ),
     "more_processes_than_gpus": Mistake("--synthetic 8", "start 2$", entry=call_as_fourth),
     "unusable_gpus": Mistake(
@@ -152,6 +211,7 @@ MISTAKES = {
     "rank_outside": own(SPAWNS, "--nnodes 2 --node-rank 2", "--node-rank 2 must be 0 to 1"),
     "no_port": own(SPAWNS, "--nnodes 2", "--nnodes ... --master-addr and --master-port"),
     "compiled_threads": own(ALONE, "--compile", "--compile ... DataParallel"),
+    "clipped_by_nan": own(APEX, "--clip-grad nan", "--clip-grad nan ... use 0 to"),
     "apex_without_gpus": own(APEX, "--apex O1", "Apex needs a GPU: use --amp-dtype"),
     "apex_compiled": own(APEX, "--apex O1 --compile", "--compile does not go with --apex: drop it"),
     "apex_and_dtype": own(APEX, "--apex O1 --amp-dtype fp16", "not allowed with argument"),
@@ -180,16 +240,39 @@ def pristine(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "alone").mkdir()
     shutil.copy(good, here / "alone/checkpoint.pt")
     torch.save({"model": state["model"], "args": {}}, here / "foreign.pt")
-    (here / "torn.pt").write_bytes(good.read_bytes()[: good.stat().st_size // 2])
-    (here / "bombed").mkdir()
-    torch.save({"bomb": Bomb()}, here / "bombed/checkpoint.pt")
+    nameless = {key: state[key] for key in ("model", "optimizer", "epoch")}
+    torch.save(nameless, here / "nameless.pt")
+    data = bytearray(good.read_bytes())
+    (here / "torn.pt").write_bytes(data[: len(data) // 2])
+    (here / "empty.pt").touch()
+    (here / "text.pt").write_text("epoch 1\n")
+    (here / "zeros.pt").write_bytes(bytes(len(data)))
+    torch.save([1, 2], here / "list.pt")
+    torch.save({"bomb": Bomb()}, here / "bomb.pt")
+
+    weight, momentum = state["model"]["head.weight"], state["optimizer"]["state"][0]
+    at = data.index(weight.numpy().tobytes())
+    data[at : at + 8] = bytes(8)
+    (here / "flipped.pt").write_bytes(data)
+    # torch itself takes these three.
+    assert not torch.equal(load_state(here / "flipped.pt")["model"]["head.weight"], weight)
+    for name, tensor in (("nan_weight", weight), ("nan_momentum", momentum["momentum_buffer"])):
+        kept = tensor.clone()
+        tensor[(0,) * tensor.ndim] = float("nan")
+        torch.save(state, here / f"{name}.pt")
+        tensor.copy_(kept)
+
+    (here / "unmounted").mkdir()
+    (here / "unmounted/checkpoint.pt").symlink_to("/not/mounted/checkpoint.pt")
+    for name in ("metrics.jsonl", "evaluate.jsonl"):
+        (here / "no_log" / name).mkdir(parents=True)
     return here
 
 
 @pytest.fixture
 def room(pristine: Path, tmp_path: Path) -> Path:
     """A copy for one test."""
-    return shutil.copytree(pristine, tmp_path / "room")
+    return shutil.copytree(pristine, tmp_path / "room", symlinks=True)
 
 
 def assert_refused(answers: list[dict], says: str, room: Path, before: Path) -> None:
@@ -200,7 +283,9 @@ def assert_refused(answers: list[dict], says: str, room: Path, before: Path) -> 
     assert snapshot(room) == snapshot(before)
 
 
-SEEN_BY_PARENT = ("uneven_2", "no_epochs", "evaluate_nothing")  # in 03
+# In 03: what check_flags refuses.
+SEEN_BY_PARENT = {"uneven_2", "no_epochs", "evaluate_nothing"}
+SEEN_BY_PARENT |= {"smoothed", "never_printed", "fewer_workers"}
 TABLE = [(chapter, name) for name, mistake in MISTAKES.items() for chapter in mistake.of]
 
 
@@ -211,18 +296,6 @@ def test_refused(crew: Crew, chapter: str, name: str, room: Path, pristine: Path
     entry = call_parent if chapter == SPAWNS and name in SEEN_BY_PARENT else mistake.entry
     answers = crew.run(entry, chapter, argv, room, world_size=ranks_of(chapter))
     assert_refused(answers, mistake.says, room, pristine)
-
-
-@pytest.mark.parametrize(
-    ("argv", "error"),
-    [("--resume torn.pt", "RuntimeError"), ("--resume --output-dir bombed", "UnpicklingError")],
-)
-def test_loud(crew: Crew, argv: str, error: str, room: Path, pristine: Path) -> None:
-    """Half a checkpoint, and a pickle that would run code: torch says what it is, and the run does
-    not begin afresh."""
-    for answer in crew.run(call, HUB, [*BASE, "--synthetic", "8", *argv.split()], room):
-        assert f"{error}: " in answer["exit"], answer
-    assert snapshot(room) == snapshot(pristine)
 
 
 # ------------------------------------------------------------------------- what goes wrong later on
@@ -278,36 +351,224 @@ def call_by_rank(chapter: str, argvs: list[list[str]], cwd: Path) -> dict:
     return call(chapter, argvs[int(os.environ["CREW_RANK"])], cwd)
 
 
+AS_SAVED = "--synthetic 8 --arch resnet18"
 DISAGREE = {
-    "images": ("--synthetic 8", "--synthetic 12"),
-    "checkpoint": ("--synthetic 8 --resume run/checkpoint.pt --arch resnet18", "--synthetic 8"),
-    "step": (f"--synthetic 8 {STOPPED}", "--synthetic 8"),
+    "images to evaluate": ("--data good", "--data more_to_evaluate"),
+    # Their numbers are the same.
+    "images": ("--data good", "--data other_names"),
+    "--synthetic": ("--synthetic 8", "--synthetic 12"),
+    "epochs done": (f"{AS_SAVED} --resume run/checkpoint.pt --epochs 2", f"{AS_SAVED} --epochs 2"),
+    "steps done": (f"{AS_SAVED} --resume stopped.pt", AS_SAVED),
+    "--seed": ("--synthetic 8 --seed 0", "--synthetic 8 --seed 1"),
+    "--weight-decay": ("--synthetic 8", "--synthetic 8 --weight-decay 0.5"),
+    "--label-smoothing": ("--synthetic 8", "--synthetic 8 --label-smoothing 0.9"),
+    "--bf16": ("--synthetic 8", "--synthetic 8 --bf16"),
+    "--image-size": ("--synthetic 8", "--synthetic 8 --image-size 16"),
+    "--batch-size": ("--synthetic 8", "--synthetic 8 --batch-size 8"),
+    "--print-freq": ("--synthetic 8 --print-freq 1", "--synthetic 8 --print-freq 3"),
+    "--epochs": ("--synthetic 8", "--synthetic 8 --epochs 2"),
+    "--arch": ("--synthetic 8", "--synthetic 8 --arch resnet18"),
+    "--lr": ("--synthetic 8 --lr 0.1", "--synthetic 8 --lr 0.2"),
 }
+ELSEWHERE = [(SLURM, "steps done"), *((chapter, "--lr") for chapter in RANKED if chapter != HUB)]
+
+
+def renamed(folder: Path) -> None:
+    """Other folders of the same numbers of images: `other_names` has one class renamed."""
+    shutil.copytree(folder / "good", folder / "other_names")
+    for split in ("train", "val"):
+        (folder / "other_names" / split / "b").rename(folder / "other_names" / split / "c")
+    shutil.copytree(folder / "good", folder / "more_to_evaluate")
+    shutil.copy(folder / "good/val/a/0.png", folder / "more_to_evaluate/val/a/1.png")
 
 
 @pytest.mark.parametrize(
     ("chapter", "what"),
-    [(HUB, "checkpoint"), (SLURM, "step"), *((chapter, "images") for chapter in RANKED)],
+    [*((HUB, what) for what in DISAGREE if what != "steps done"), *ELSEWHERE],
 )
 def test_ranks_that_disagree(
     crew: Crew, chapter: str, what: str, room: Path, pristine: Path
 ) -> None:
-    """As on two machines with disks of their own. None of them waits for the other for ever, and
-    no log is begun that would stand in the way of the next start."""
+    """As on two machines that were started differently, or have disks of their own. None of them
+    trains on, or waits for the other for ever, and no log is begun that would stand in the way of
+    the next start."""
+    if "--data" in DISAGREE[what][0]:
+        renamed(room)
+    before = snapshot(room)
     argvs = [[*BASE, *argv.split()] for argv in DISAGREE[what]]
     answers = crew.run(call_by_rank, chapter, argvs, room, world_size=2)
-    says = r"different data or checkpoints \(images to train on, ...\): \[\(8, 2, \d[,)].*, \("
-    assert_refused(answers, says.replace("...", ".*"), room, pristine)
+    (line,) = {one_line(answer) for answer in answers}
+    values = "0.1 and 0.2" if what == "--lr" else r"\S.* and \S.*"
+    assert re.fullmatch(f"error: ranks differ in {what}: {values}", line), line
+    assert snapshot(room) == before
+
+
+def test_swapped_folders(crew: Crew, room: Path) -> None:
+    """The files have the same names on both machines, and one calls cats dogs. So would half a copy
+    of a data set: the sizes of the files tell."""
+    shutil.copytree(room / "good", room / "swapped")
+    for split in ("train", "val"):
+        classes = room / "swapped" / split
+        (classes / "a").rename(classes / "c")
+        (classes / "b").rename(classes / "a")
+        (classes / "c").rename(classes / "b")
+    argvs = [[*BASE, "--data", name] for name in ("good", "swapped")]
+    for answer in crew.run(call_by_rank, HUB, argvs, room, world_size=2):
+        assert "ranks differ in images: 8 (checksum" in one_line(answer)
+
+
+def test_machines_may_differ(crew: Crew, room: Path) -> None:
+    """In where the images are, in workers, and in the folder of ranks that write nothing."""
+    (room / "good").rename(room / "a_longer_name")
+    (room / "good").symlink_to("a_longer_name")
+    shutil.copytree(room / "a_longer_name", room / "copied")
+    argvs = [[*BASE, "--data", "good"], [*BASE, "--data", "copied", "--workers", "1"]]
+    argvs[1] += ["--output-dir", "other"]
+    for answer in crew.run(call_by_rank, HUB, argvs, room, world_size=2):
+        assert answer["exit"] is None, answer
+    assert not (room / "other").exists()
+
+
+class OwnDataSet:
+    """Its `samples` are no list of files; two of them never look alike."""
+
+    def __init__(self) -> None:
+        self.samples = [object()]
+
+    def __len__(self) -> int:
+        return 3
+
+
+def test_fingerprint_of_an_own_data_set() -> None:
+    """It is compared by its length: whatever else it has, ranks that are right are not accused."""
+    fingerprint = load_chapter(HUB).fingerprint
+    assert fingerprint(OwnDataSet()) == fingerprint(OwnDataSet())
+
+
+# ------------------------------------------------------------------------ one run at a time, a log
+
+TRIES = """
+import fcntl, sys
+try:
+    fcntl.lockf(open(sys.argv[1], "a"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    print("free")
+except BlockingIOError:
+    print("locked")
+"""
+
+
+def looks_at_lock(chapter: ModuleType) -> AbstractContextManager:
+    """Whenever rank 0 saves, another process tries to lock its log."""
+    save = chapter.save_checkpoint
+
+    def look(state: dict, path: Path) -> None:
+        save(state, path)
+        words = [sys.executable, "-c", TRIES, path.with_name("metrics.jsonl")]
+        with path.with_name("seen").open("a") as file:
+            subprocess.run(words, stdout=file, check=True)
+
+    changes = contextlib.ExitStack()
+    changes.enter_context(tiny(chapter))
+    changes.enter_context(mock.patch.object(chapter, "save_checkpoint", look))
+    return changes
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_unknown_model(crew: Crew, chapter: str, room: Path, pristine: Path) -> None:
-    """torchvision speaks of it, loudly, and no log is begun: the corrected line starts as typed."""
-    argv = [*BASE, "--synthetic", "8", "--arch", "resnet05"]
-    # nullcontext: its own model, not the tiny one.
-    for answer in crew.run(call, chapter, argv, room, nullcontext, world_size=ranks_of(chapter)):
-        assert "Unknown model resnet05" in last_words(answer)
-    assert snapshot(room) == snapshot(pristine)
+def test_the_folder_stays_locked(crew: Crew, chapter: str, tmp_path: Path) -> None:
+    """To the last epoch, with loader workers: nothing in rank 0 opens and closes its log, by which
+    the lock would be lost. When it has ended, the folder is free."""
+    argv = [*BASE, "--synthetic", "8", "--epochs", "2", "--workers", "1"]
+    runs_well(crew, chapter, argv, tmp_path, looks_at_lock, ranks=ranks_of(chapter))
+    seen = (tmp_path / "out/seen").read_text().split()
+    assert len(seen) >= 3 and set(seen) == {"locked"}
+    log = tmp_path / "out/metrics.jsonl"
+    assert subprocess.check_output([sys.executable, "-c", TRIES, log], text=True) == "free\n"
+
+
+def less_patient(chapter: ModuleType) -> AbstractContextManager:
+    """06 waits for a second, not for a minute."""
+    changes = contextlib.ExitStack()
+    changes.enter_context(tiny(chapter))
+    if hasattr(chapter, "LOCK_SECONDS"):
+        changes.enter_context(mock.patch.object(chapter, "LOCK_SECONDS", 1))
+    return changes
+
+
+@pytest.mark.parametrize("chapter", [ALONE, HUB, SLURM])
+@pytest.mark.parametrize("more", ["", "--resume"])
+def test_another_run_is_at_work(crew: Crew, chapter: str, more: str, tmp_path: Path) -> None:
+    """Also one that has just begun and logged nothing. It is this process, which has the lock."""
+    log = tmp_path / "out/metrics.jsonl"
+    log.parent.mkdir()
+    argv = [*BASE, "--synthetic", "8", *more.split()]
+    with log.open("a") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        (answer,) = crew.run(call, chapter, argv, tmp_path, less_patient)
+        # An evaluation is in nobody's way.
+        evaluate = [*BASE, "--synthetic", "8", "--evaluate", "--pretrained"]
+        runs_well(crew, chapter, evaluate, tmp_path)
+    line = one_line(answer)
+    assert line == "error: another run is at work in out: `fuser out/metrics.jsonl` names it"
+    assert ("waiting up to 1 s for the lock" in answer["stdout"]) == (chapter == SLURM)
+    assert log.read_text() == ""
+
+
+def test_the_lock_of_a_dead_node(crew: Crew, tmp_path: Path) -> None:
+    """06 waits until it is gone, and trains. (The real wait is a minute.)"""
+    (tmp_path / "out").mkdir()
+    words = ["-c", f"{TRIES}\nprint(flush=True)\ninput()", tmp_path / "out/metrics.jsonl"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    holder = subprocess.Popen([sys.executable, *words], **pipes)
+    assert holder.stdout.readline() == b"free\n"
+    with contextlib.closing(holder.stdin):
+        runs_well(crew, SLURM, [*BASE, "--synthetic", "8", "--resume"], tmp_path, partial(
+            ends_meanwhile, pid=holder.pid
+        ))  # fmt: skip
+    holder.wait()
+    assert [row["event"] for row in events(tmp_path / "out")][-1] == "end"
+
+
+@contextlib.contextmanager
+def ends_meanwhile(chapter: ModuleType, pid: int) -> Iterator[None]:
+    """When 06 has said that it waits, who has the lock is killed."""
+
+    def sleep(seconds: float) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+
+    clock = Namespace(sleep=sleep, monotonic=time.monotonic, time=time.time)
+    clock.perf_counter = time.perf_counter
+    with tiny(chapter), mock.patch.object(chapter, "time", clock):
+        yield
+
+
+@pytest.mark.parametrize("chapter", [ALONE, SLURM])
+def test_no_locks(crew: Crew, chapter: str, tmp_path: Path) -> None:
+    """Some file systems of clusters have none: a line says so, and the run goes on."""
+    argv = [*BASE, "--synthetic", "8"]
+    (answer,) = crew.run(call, chapter, argv, tmp_path, has_no_locks)
+    assert answer["exit"] is None, answer
+    first = answer["stdout"].splitlines()[0]
+    assert re.fullmatch(
+        r"cannot lock out/metrics.jsonl \(.*not implemented.*\): start no .*", first
+    )
+
+
+@contextlib.contextmanager
+def has_no_locks(chapter: ModuleType) -> Iterator[None]:
+    error = OSError(errno.ENOSYS, "Function not implemented")
+    with tiny(chapter), mock.patch("fcntl.lockf", side_effect=error):
+        yield
+
+
+@pytest.mark.parametrize("chapter", [ALONE, HUB])
+def test_log_on_a_full_disk(crew: Crew, chapter: str, tmp_path: Path) -> None:
+    """The line names the log."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/metrics.jsonl").symlink_to("/dev/full")
+    (answer,) = crew.run(call, chapter, [*BASE, "--synthetic", "8"], tmp_path)
+    assert "cannot write out/metrics.jsonl or stdout: [Errno 28]" in one_line(answer)
 
 
 # ---------------------------------------------------------------------------------- real launches
@@ -325,32 +586,10 @@ def test_real_refusal_is_the_last_word(chapter: str, tmp_path: Path) -> None:
     and srun's and mp.spawn's few. (horovodrun ends with a traceback of its own.)"""
     argv = ["--synthetic", "8", "--image-size", "8", "--batch-size", "8", "--output-dir", "out"]
     (tmp_path / "out").mkdir()
-    (tmp_path / "out/metrics.jsonl").touch()
+    (tmp_path / "out/metrics.jsonl").write_text("{}\n")
     result = launch(chapter, argv, tmp_path, 2, env=NO_GPU)
     assert result.returncode not in (0, -9), result.output
     found = re.search(LAST[chapter], result.stderr)
     assert found, result.output
     assert found[1] == "error: out holds a run: use --resume without PATH, or another --output-dir"
     assert "destroy_process_group" not in result.stderr, result.output
-
-
-def test_two_runs_in_one_folder(crew: Crew, tmp_path: Path) -> None:
-    """Both have found it empty: who comes second to make the log ends, and the first one's run is
-    whole. Also where both were started with --resume, as a job that may be requeued."""
-    argv = [*BASE, "--synthetic", "8", "--resume"]
-    (answer,) = crew.run(call, HUB, argv, tmp_path, other_run_begins)
-    assert "another run has just begun in out" in one_line(answer)
-    assert [row["event"] for row in events(tmp_path / "out")] == ["start"]
-
-
-@contextlib.contextmanager
-def other_run_begins(chapter: ModuleType) -> Iterator[None]:
-    """While this one builds its model, after it has looked into the folder."""
-
-    def build(args: object, num_classes: int) -> TinyModel:
-        args.output_dir.mkdir()
-        (args.output_dir / "metrics.jsonl").write_text('{"event": "start"}\n')
-        return TinyModel(num_classes)
-
-    with mock.patch.object(chapter, "build_model", build):
-        yield

@@ -103,6 +103,8 @@ def test_places_of_spawned_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     build_loaders = mock.Mock(side_effect=StopIteration)
     monkeypatch.setattr(module, "build_loaders", build_loaders)
     monkeypatch.setattr("torch.get_num_threads", lambda: 6)
+    parent = SimpleNamespace(is_alive=lambda: True)
+    monkeypatch.setattr("torch.multiprocessing.parent_process", lambda: parent)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     argv = ["--synthetic", "8", "--image-size", "8", "--batch-size", "6", "--nprocs", "2"]
     argv += ["--nnodes", "3", "--node-rank", "1", "--output-dir", str(tmp_path)]

@@ -21,7 +21,7 @@ EPOCHS, RATES = 4, [0.003, 0.01]
 FLAGS = ["--image-size", 24, "--batch-size", 12, "--epochs", EPOCHS, "--lr", *RATES]
 # What no own data set, model, loss, metric or optimizer has to touch.
 UNCHANGED = [
-    "fail", "load_image", "SeededDataset", "build_loaders", "batches", "lr_factor", "log_mode",
+    "fail", "load_image", "SeededDataset", "build_loaders", "batches", "lr_factor", "open_log",
     "log", "load_checkpoint", "save_checkpoint", "setup_device",
 ]  # fmt: skip
 
@@ -152,7 +152,7 @@ ONE_CHANNEL_OF_16_BITS = {
     "image.dtype != torch.uint8": "image.dtype != torch.uint16",
     "    return image\n": "    return image.float() / 257\n",
     "view(3, 1, 1)": "view(-1, 1, 1)",
-    "get_model(args.arch, weights=weights, num_classes=num_classes)": (
+    "models.get_model(args.arch, weights=weights, num_classes=num_classes)": (
         "nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(),"
         " nn.Linear(4, num_classes))"
     ),

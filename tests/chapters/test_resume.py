@@ -2,14 +2,24 @@
 
 import math
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from crew import Crew, call_main
-from harness import AS_OTHERS, CHAPTERS, assert_same, events, load_state, rows
+from harness import (
+    AS_OTHERS,
+    CHAPTERS,
+    assert_same,
+    events,
+    load_chapter,
+    load_state,
+    rows,
+)
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from with_tiny_model import save_every_epoch, stateful, tiny_float64
@@ -221,3 +231,41 @@ def test_the_best_survives_a_resume(crew: Crew, tmp_path: Path) -> None:
     train(crew, "02_distributed", 1, again, build_model=tiny_float64)
     assert load_state(tmp_path / "checkpoint.pt")["best"] == 100.0
     assert load_state(tmp_path / "best.pt")["epoch"] == 1
+
+
+def scores_a_tensor(chapter: ModuleType) -> Callable:
+    """In place of evaluate: its accuracy is no plain number, as that of an own metric may be."""
+    evaluate = chapter.evaluate
+
+    def scored(*args: Any) -> Any:
+        found = evaluate(*args)
+        scores = getattr(found, "scores", found)
+        scores["acc1"] = torch.tensor(scores["acc1"])
+        return found
+
+    return scored
+
+
+def train_with_tensors(chapter: str, argv: list[str]) -> dict:
+    """In a crew member."""
+    module = load_chapter(chapter)
+    patches = {"evaluate": scores_a_tensor(module), "build_model": tiny_float64}
+    return call_main(chapter, argv, patches)
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_best_of_a_new_folder(crew: Crew, chapter: str, tmp_path: Path) -> None:
+    """A run that begins from another one's checkpoint, however good that was, has a best.pt and a
+    best score of its own: a plain number."""
+    argv = ["--synthetic", 24, *BATCH, "--epochs", 1, "--workers", 0]
+    begin = [*argv, "--output-dir", tmp_path / "old"]
+    train(crew, "02_distributed", 1, begin, build_model=tiny_float64)
+    state = load_state(tmp_path / "old/checkpoint.pt")
+    torch.save({**state, "best": 100.0}, tmp_path / "good.pt")
+    argv += ["--resume", tmp_path / "good.pt", "--epochs", 2, "--output-dir", tmp_path / "new"]
+    words = [str(word) for word in argv + AS_OTHERS.get(chapter, [])]
+    (answer,) = crew.run(train_with_tensors, chapter, words)
+    assert answer["exit"] is None, answer
+    best = load_state(tmp_path / "new/best.pt")["best"]
+    assert type(best) is float and best < 100
+    assert rows(tmp_path / "new", "end")[0]["best_acc1"] == best

@@ -126,8 +126,6 @@ def test_numpy_differs_by_rank() -> None:
         drawn = []
         for rank in range(2):
             batches = module.build_loaders(args, Drawn(), Drawn(), rank, 2)[loader]
-            if loader == 1:
-                batches.sampler[:] = range(rank, 40, 2)
             drawn += [number for numbers in batches for number in numbers.tolist()]
         assert len(set(drawn)) == len(drawn) == 40
 
@@ -163,7 +161,7 @@ def test_dropout_differs(crew: Crew, tmp_path: Path) -> None:
     assert len(set(seeds)) == len(seeds) == 12
 
 
-def note_images(args: object, model: object, loader: DataLoader, *others: object) -> None:
+def note_images(args: object, log: object, model: object, loader: DataLoader, *_: object) -> None:
     """In place of train_one_epoch: note what each view of the image looks like."""
     NOTED.append([[image.numpy().tobytes() for image in images] for images, _ in loader])
 

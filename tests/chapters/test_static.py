@@ -13,7 +13,7 @@ HOROVOD, SLURM, EVAL = "05_horovod", "06_slurm", "07_dist_eval"
 ALL_CHAPTERS = [DP, HUB, SPAWN, APEX, HOROVOD, SLURM, EVAL]
 # Functions that must be the same, to the letter, in the chapters named.
 EVERYWHERE = [
-    "load_image", "synthetic_images", "build_model", "lr_factor", "log_mode", "save_checkpoint",
+    "load_image", "synthetic_images", "build_model", "lr_factor", "save_checkpoint",
 ]  # fmt: skip
 NOT_DP = [c for c in ALL_CHAPTERS if c != DP]
 ON_TORCH = [HUB, SPAWN, APEX, SLURM, EVAL]
@@ -22,12 +22,14 @@ SAME = {
     "fail": [HUB, APEX, SLURM, EVAL],
     "check_flags": [HUB, SPAWN, HOROVOD, SLURM],
     "build_datasets": NOT_DP,
+    "fingerprint": NOT_DP,
     "SeededDataset": NOT_DP,
+    "open_log": [DP, HUB, SPAWN, APEX, HOROVOD, EVAL],  # 06 waits
     "load_checkpoint": NOT_DP,
     "build_loaders": [HUB, SPAWN, APEX, EVAL],
     "batches": ON_TORCH,
     "build_optimizer": [DP, HUB, SPAWN, SLURM, EVAL],
-    "log": ON_TORCH,
+    "log": NOT_DP,
     "train_one_epoch": [HUB, SPAWN, EVAL],
     "evaluate": [HUB, SPAWN, SLURM],
     "setup_device": NOT_DP,

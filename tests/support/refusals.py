@@ -95,9 +95,12 @@ def last_words(answer: dict) -> str:
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
-    """All files below a folder."""
+    """All files below a folder, but for a log that is still empty: it is not in the way of the
+    next start."""
     files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    logs = ("metrics.jsonl", "evaluate.jsonl")
+    return {name: data for name, data in found.items() if data or not name.endswith(logs)}
 
 
 def image_tree(folder: Path, train: str, val: str) -> None:
