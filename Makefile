@@ -83,8 +83,8 @@ site: $(VENV)/ready  ## the documentation, into site/; a broken link or page end
 serve: $(VENV)/ready  ## the same at http://127.0.0.1:8000, built anew on every change
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
 
-clean:  ## remove the environments, the demo's data, all runs and the built site
-	rm -rf $(VENV) $(VENV)-* data runs site
+clean:  ## remove the environments, the built site, and what the demo made
+	rm -rf $(VENV) $(VENV)-* data/toy runs/demo-* site
 
 $(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"the pinned torch needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: type make PYTHON=python3.12 $(MAKECMDGOALS)")'

@@ -1,4 +1,4 @@
-"""Minimal training in mixed precision: bf16, or fp16 with loss scaling.
+"""Minimal training in mixed precision by torch.amp: bf16, or fp16 with loss scaling.
 
 torchrun --standalone --nproc-per-node 2 04_apex/minimal.py [fp16]
 """

@@ -122,6 +122,8 @@ write_configuration() { # controller's address, addresses of n1 and n2, their po
 ClusterName=mini
 SlurmctldHost=$name($1)
 SlurmctldPort=$4
+# The daemons, which run as root, listen at these addresses, and not at all of the machine's.
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 # A requeued job waits until the old run's credential has expired: by default, two minutes.
 AuthInfo=socket=$dir/munge.socket,cred_expire=5
 SlurmUser=root

@@ -163,7 +163,7 @@ MISTAKES = {
     ),
     "resume_foreign": Mistake("--synthetic 8 --resume foreign.pt", "foreign.pt, ... 'optimizer'"),
     "resume_nameless": Mistake("--synthetic 8 --resume nameless.pt", "of another program, not of"),
-    **{name: damaged(name) for name in ("torn", "empty", "text", "zeros", "list", "bomb")},
+    **{name: damaged(name) for name in ("text", "zeros", "list", "bomb")},
     "flipped": damaged("flipped", "a checksum is wrong", (ALONE, HUB)),
     "nan_weight": damaged("nan_weight", "weights or momentum are nan"),
     "nan_momentum": damaged("nan_momentum", "weights or momentum are nan"),
@@ -243,8 +243,6 @@ def pristine(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> Path:
     nameless = {key: state[key] for key in ("model", "optimizer", "epoch")}
     torch.save(nameless, here / "nameless.pt")
     data = bytearray(good.read_bytes())
-    (here / "torn.pt").write_bytes(data[: len(data) // 2])
-    (here / "empty.pt").touch()
     (here / "text.pt").write_text("epoch 1\n")
     (here / "zeros.pt").write_bytes(bytes(len(data)))
     torch.save([1, 2], here / "list.pt")

@@ -4,9 +4,12 @@ Every job that meets a fault is really launched; the one that goes on after it i
 fault for each way of launching runs in `make test`, the whole table in `make proof`.
 """
 
+import contextlib
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -197,3 +200,97 @@ def test_told_to_end(chapter: str, how: str, tmp_path: Path, fault_table: FaultT
     assert state["epoch"] >= 1 and events(tmp_path / "run")
     outcome = f"all processes end, status {result.returncode}; checkpoint whole"
     fault_table(f"{how} to the launcher", chapter, outcome, seconds)
+
+
+# ------------------------------------------------------------------- two launches in one folder
+
+
+def words_of(chapter: str, *more: str) -> list:
+    return command_for(chapter, [*LONG, "--output-dir", "run", *more], 2)
+
+
+def seconds_since(began: float) -> float:
+    return time.monotonic() - began
+
+
+def test_second_start(crew: Crew, tmp_path: Path, fault_table: FaultTable) -> None:
+    """While a run is at work another start is refused, also with --resume: both would save over
+    each other. So it is after a death of torchrun alone, whose ranks train on: who has the folder
+    is named, and when that process is ended the other ranks end, and --resume goes on."""
+    first = running(HUB, tmp_path)
+    refused = r"error: another run is at work in run: `fuser run/metrics.jsonl` names it"
+    began = time.monotonic()
+    second = run(words_of(HUB, "--resume"), tmp_path, env=NO_GPU)
+    assert second.returncode != 0 and refused in second.output, second.output
+    fault_table("--resume while a run is at work", HUB, refused, seconds_since(began))
+
+    (agent,) = [pid for pid in alive(first) if pid == first.pid]
+    os.kill(agent, signal.SIGKILL)
+    first.wait()
+    third = run(words_of(HUB, "--resume"), tmp_path, env=NO_GPU)
+    assert third.returncode != 0 and refused in third.output, third.output
+
+    if shutil.which("fuser") is None:
+        kill_all(first)
+        pytest.skip("needs fuser, of the package psmisc")
+    named = run(["fuser", "run/metrics.jsonl"], tmp_path).stdout.split()
+    assert named and {int(pid) for pid in named} <= set(alive(first))
+    began = time.monotonic()
+    for pid in named:
+        os.kill(int(pid), signal.SIGKILL)
+    while alive(first) and seconds_since(began) < PATIENCE:
+        time.sleep(0.1)
+    assert not alive(first)
+    outcome = "its ranks train on; a start names them; ended by hand, --resume goes on"
+    fault_table("SIGKILL to torchrun", HUB, outcome, seconds_since(began))
+
+    log = tmp_path / "run/metrics.jsonl"
+    starts = log.read_text().count('"start"')
+    done = load_state(tmp_path / "run/checkpoint.pt")["epoch"]
+    argv = [*LONG, "--epochs", str(done + 1), "--output-dir", str(tmp_path / "run"), "--resume"]
+    for answer in crew.run(call_main, HUB, argv, world_size=2):
+        assert answer["exit"] is None, answer
+    assert log.read_text().count('"start"') == starts + 1 == 2
+    assert load_state(tmp_path / "run/checkpoint.pt")["epoch"] == done + 1
+
+
+def importing(process: subprocess.Popen) -> bool:
+    """Whether 03's parent has started both ranks."""
+    children = 0
+    for pid in alive(process):
+        with contextlib.suppress(OSError):
+            children += b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return children == 2
+
+
+def test_parent_ends_too_early(tmp_path: Path, fault_table: FaultTable) -> None:
+    """03's parent is told to end while its ranks still import torch, when nothing yet ends them
+    with it: they end by themselves, and do not train without it."""
+    process = start(words_of(SPAWNS), tmp_path, NO_GPU)
+    began = time.monotonic()
+    while not importing(process) and seconds_since(began) < PATIENCE:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    process.wait()
+    began = time.monotonic()
+    while alive(process) and seconds_since(began) < PATIENCE:
+        log = tmp_path / "run/metrics.jsonl"
+        if log.exists() and log.read_text():
+            kill_all(process)
+            raise AssertionError("its ranks train on")
+        time.sleep(0.1)
+    assert not alive(process)
+    seconds = seconds_since(began)
+    fault_table(
+        "SIGTERM while ranks import torch", SPAWNS, "all processes end, status -15", seconds
+    )
+
+
+def test_stdout_without_a_reader(tmp_path: Path, fault_table: FaultTable) -> None:
+    """As after `| head` or the death of a `tee`: the line says that it may have been stdout."""
+    words = shlex.join(map(str, words_of(HUB)))
+    pipe = f"{words} | head -1; exit ${{PIPESTATUS[0]}}"
+    result = run(["bash", "-c", pipe], tmp_path, env=NO_GPU)
+    line = "error: cannot write run/metrics.jsonl or stdout: [Errno 32] Broken pipe"
+    assert result.returncode == 1 and line in result.output, result.output
+    fault_table("stdout that nobody reads on (| head -1)", HUB, line, None)

@@ -93,6 +93,50 @@ def test_full_disk(crew: Crew, small_disk: Path, fault_table: FaultTable) -> Non
     fault_table("full disk while saving (tmpfs)", HUB, outcome, None)
 
 
+def damage(path: Path, how: str) -> None:
+    """What a disk or a transfer does to a file."""
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    if how == "flipped bits":
+        data[middle : middle + 64] = bytes(byte ^ 1 for byte in data[middle : middle + 64])
+    path.write_bytes({"empty": b"", "half": data[:middle]}.get(how, data))
+
+
+@pytest.mark.parametrize("how", ["empty", "half", "flipped bits"])
+def test_damaged_checkpoint(crew: Crew, how: str, tmp_path: Path, fault_table: FaultTable) -> None:
+    """It is named, and nothing is saved over it; best.pt goes on in a new folder. (What else is no
+    checkpoint: test_errors.py.)"""
+    argv = [*BASE, "--synthetic", "16"]
+    runs_well(crew, HUB, argv, tmp_path, nullcontext)
+    path = tmp_path / "out/checkpoint.pt"
+    damage(path, how)
+    kept = path.read_bytes()
+    argv += ["--epochs", "3"]
+    (answer,) = crew.run(call, HUB, [*argv, "--resume"], tmp_path, nullcontext)
+    line = one_line(answer)
+    assert line.startswith("error: cannot load out/checkpoint.pt, "), line
+    assert path.read_bytes() == kept
+    again = [*argv, "--resume", "out/best.pt", "--output-dir", "new"]
+    runs_well(crew, HUB, again, tmp_path, nullcontext)
+    assert load_state(tmp_path / "new/checkpoint.pt")["epoch"] == 3
+    fault_table(f"checkpoint.pt: {how}", HUB, f"{line}; best.pt goes on", None)
+
+
+def call_by_rank(chapter: str, argvs: list[list[str]], cwd: Path) -> dict:
+    """call, with words of its own for each rank."""
+    return call(chapter, argvs[int(os.environ["CREW_RANK"])], cwd)
+
+
+def test_started_differently(crew: Crew, tmp_path: Path, fault_table: FaultTable) -> None:
+    """Two machines, and one line was edited. (Each flag, and images: test_errors.py.)"""
+    argvs = [[*BASE, "--synthetic", "16", "--lr", lr] for lr in ("0.1", "0.2")]
+    lines = {
+        one_line(answer) for answer in crew.run(call_by_rank, HUB, argvs, tmp_path, world_size=2)
+    }
+    assert lines == {"error: ranks differ in --lr: 0.1 and 0.2"}
+    fault_table("ranks started with --lr 0.1 and 0.2", HUB, lines.pop(), None)
+
+
 # Chapter 02 with the tiny model, as torchrun starts it.
 TINY_HUB = f"""
 import sys
