@@ -117,13 +117,14 @@ write_configuration() { # controller's address, addresses of n1 and n2, their po
     local name host
     name=$(hostname -s)
     host=("$name" "$name")
-    [ -z "$netns" ] || host=(n1 n2)
+    # The daemons run as root: on a machine's own network they listen on loopback alone.
+    local loopback=CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+    [ -z "$netns" ] || host=(n1 n2) loopback=
     cat >"$conf" <<END
 ClusterName=mini
 SlurmctldHost=$name($1)
 SlurmctldPort=$4
-# The daemons, which run as root, listen at these addresses, and not at all of the machine's.
-CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+$loopback
 # A requeued job waits until the old run's credential has expired: by default, two minutes.
 AuthInfo=socket=$dir/munge.socket,cred_expire=5
 SlurmUser=root
