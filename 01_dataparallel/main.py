@@ -71,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--data", type=Path, metavar="DIR", help="ImageNet: holds train/ and val/")
     add("--synthetic", type=int, nargs="?", const=1280, help="generate N, or 1280")
     add = parser.add_argument
-    archs = models.list_models(models)  # that classify: of no module below models
+    archs = models.list_models(models)  # none that detects or segments
     add("--arch", default="resnet50", choices=archs, metavar="NAME", help="a model")
     add("--image-size", type=int, default=224, help="width and height in pixels")
     add("--epochs", type=int, default=90, help="passes over the training images")

@@ -93,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--data", type=Path, metavar="DIR", help="ImageNet: holds train/ and val/")
     add("--synthetic", type=int, nargs="?", const=1280, help="generate N, or 1280")
     add = parser.add_argument
-    archs = models.list_models(models)  # that classify: of no module below models
+    archs = models.list_models(models)  # none that detects or segments
     add("--arch", default="resnet50", choices=archs, metavar="NAME", help="a model")
     add("--image-size", type=int, default=224, help="width and height in pixels")
     add("--epochs", type=int, default=90, help="passes over the training images")
@@ -642,10 +642,10 @@ def run(args: Namespace) -> bool:
     mine |= {"epochs done": first_epoch, "images": fingerprint(train_set)}
     mine["steps done"] = done
     mine["images to evaluate"] = fingerprint(val_set)
-    may_differ = {"--data", "--workers", "--output-dir", "--resume"}  # on machines
+    may_differ = {"--data", "--workers", "--output-dir", "--resume"}  # by machine
     may_differ.add("--dist-file")
     found = [{}] * world_size
-    dist.all_gather_object(found, mine)  # [dist] they might train on in silence
+    dist.all_gather_object(found, mine)  # [dist] or they would train on in silence
     for name in sorted(mine.keys() - may_differ):
         values = sorted({str(theirs.get(name)) for theirs in found})
         if len(values) > 1:

@@ -144,6 +144,18 @@ def test_f1_is_exact(whole: Path, pictures: Path, tmp_path: Path) -> None:
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
 
 
+def test_table_of_excel(tmp_path: Path) -> None:
+    """Its "CSV UTF-8" begins with a byte order mark; and ranks with other labels are told apart."""
+    example, found = module(), []
+    for labels in ("a|b", "b|a", "b"):
+        table = tmp_path / "train.csv"
+        table.write_text(f"file,labels\n1.jpg,{labels}\n2.jpg,a|b\n", encoding="utf-8-sig")
+        found.append(example.LabelledImages(table, None))
+    assert [data.classes for data in found] == [["a", "b"]] * 3
+    same, also, other = map(example.fingerprint, found)
+    assert same == also != other and same.startswith("2 ")
+
+
 # What own-project.md names, and a model that takes one channel.
 ONE_CHANNEL_OF_16_BITS = {
     "[0.485, 0.456, 0.406]": "[0.449]",

@@ -506,9 +506,9 @@ def main(argv: list[str] | None = None) -> None:
     mine = {f"--{flag}".replace("_", "-"): value for flag, value in vars(args).items()}
     mine |= {"epochs done": first_epoch, "images": fingerprint(train_set)}
     mine["images to evaluate"] = fingerprint(val_set)
-    may_differ = {"--data", "--workers", "--output-dir", "--resume"}  # on machines
+    may_differ = {"--data", "--workers", "--output-dir", "--resume"}  # by machine
     found = [{}] * world_size
-    dist.all_gather_object(found, mine)  # [dist] they might train on in silence
+    dist.all_gather_object(found, mine)  # [dist] or they would train on in silence
     for name in sorted(mine.keys() - may_differ):
         values = sorted({str(theirs.get(name)) for theirs in found})
         if len(values) > 1:
