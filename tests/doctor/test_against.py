@@ -24,9 +24,8 @@ from doctor.against.first import told
 from doctor.against.runs import Run, run_of
 from doctor.checks import judge
 from doctor.checks.weights import apart, differ
-from doctor.command import broken
 from doctor.findings import WRONG
-from doctor.ranks import Rank, read_ranks
+from doctor.ranks import Rank, failed, read_ranks
 from doctor.report import LANGUAGES, Report
 from tools.site.verdicts import all_cases
 
@@ -120,7 +119,7 @@ def compared(
     for language in LANGUAGES:
         runs = [run_of(label, these) for label, these in zip("AB", ranks, strict=True)]
         report = Report(language)
-        report.broken = broken(ranks[1])
+        report.broken = any(map(failed, ranks[1]))
         found[language] = Comparison(*runs, report, without)
         found[language].again = again
         found[language].compare()
