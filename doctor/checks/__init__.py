@@ -35,7 +35,8 @@ def judge_one(check: Check, ranks: list[Rank], report: Report) -> None:
         except Exception as error:
             why = f"{report.say('doctor')}: {error!r}"
         for name in check.names if why else []:
-            report.skip(name, why)
+            if not report.has(name):
+                report.skip(name, why)
 
     for name in check.names:
         if name in report.blocked:
