@@ -87,7 +87,7 @@ class Run:
         rows = [tuple(row) for row in values[0]]
         if self.sharded:
             copies = math.sqrt(self.of_model("copies"))
-            whole = self.whole[self.first.steps[step - 1]["optimizer"]]
+            whole = self.whole[self.first.steps[:step][-1]["optimizer"]]
             rows = [
                 tuple(row[0]) if own else (math.hypot(*(norm for norm, _ in row)) / copies, None)
                 for own, *row in zip(whole, *values, strict=True)

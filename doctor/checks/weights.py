@@ -154,10 +154,11 @@ def differences(ranks: list[Rank], what: str) -> dict[int, dict | None]:
     """For each step that has figures: two ranks whose are unequal, if any, for the words."""
     found = {}
     for n, mine in sorted(ranks[0].figures[what].items()):
-        found[n] = None
         for rank in ranks[1:]:
-            if n in rank.figures[what] and differ(mine, rank.figures[what][n]):
-                found[n] = {"step": n, "one": ranks[0].rank, "other": rank.rank}
+            if n in rank.figures[what]:  # else nobody knows, as where rank 0 alone saves
+                found.setdefault(n, None)
+                if differ(mine, rank.figures[what][n]):
+                    found[n] = {"step": n, "one": ranks[0].rank, "other": rank.rank}
     return found
 
 
