@@ -43,7 +43,7 @@ def parted(mine: list[dict], theirs: list[dict], ordered: bool) -> list | None:
     found = []
     for event in mine + theirs:
         for number, (a, b) in enumerate(zip_longest(known, event["calls"])):
-            rows = ordered and sizes[0][number] == sizes[1][number]
+            rows = ordered and (event in mine or sizes[0][number] == sizes[1][number])
             if not (a and b and alike(a, b, parts[0] == parts[1], rows)):
                 found.append((number, a or b))
                 break

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from ..recorder.collectives import TORCH, tensors_in
 from ..recorder.data import data
 from ..recorder.figures import capturing
+from ..recorder.hooks import hook
 from ..recorder.notes import HERE, compares, notes
 from ..recorder.randomness import plain, state_of
 from ..recorder.training import training
@@ -53,7 +54,8 @@ class Draws(TorchFunctionMode):
         self.on = False  # not before there is an optimizer, and not while a loader is asked
         self.optimizes = False
         self.asked = False  # a loader, which may ask another one
-        self.own = None  # puts the script's stream back, while it draws from ours
+        self.own = {}  # puts the script's stream back, while it draws from ours
+        self.seeded = set()  # by the script, meanwhile
         self.streams = {}  # a loader -> its number, in the order of their first batches
         self.step, self.stream, self.part = -1, -1, 0
         self.passing = None  # the latest pass
@@ -71,7 +73,8 @@ class Draws(TorchFunctionMode):
         self.calls = {}  # what a draw is known by -> what is noted of it, and whose its rows are
         self.changes = without("draws")
         if self.changes:
-            self.own = self.own or kept()
+            if not self.own:
+                self.own, self.seeded = kept(), set()
             seed_all(mix(self.step))
         self.begun = states()
         self.seen = {position()}  # of torch's generator, after each draw
@@ -80,6 +83,8 @@ class Draws(TorchFunctionMode):
     def close(self) -> None:
         self.on = False
         self.look()
+        if not is_ours(torch.initial_seed()):
+            self.seeded.add("torch")
         calls = [noted for noted, _ in self.calls.values()]
         for name, *two in zip(("random", "numpy.random"), self.begun, states(), strict=True):
             if two[0] != two[1]:
@@ -108,9 +113,10 @@ class Draws(TorchFunctionMode):
             return False
         if self.on:
             self.close()
-        if self.own and is_ours(torch.initial_seed()):  # else the script itself has seeded
-            self.own()
-        self.own = None
+        for name, put_back in self.own.items():
+            if name not in self.seeded:
+                put_back()
+        self.own = {}
         self.asked = True
         return True
 
@@ -170,6 +176,8 @@ class Draws(TorchFunctionMode):
     def drawn_alike(self, func: Callable, args: tuple, kwargs: dict) -> object:
         self.look()
         key = torch.initial_seed()
+        if not (self.calls or is_ours(key)):  # the script has seeded it for this step
+            key = mix(self.step)
         torch.manual_seed(mix(key))  # of all devices
         before = position()
         result = func(*args, **kwargs)
@@ -334,9 +342,9 @@ def digest(states: object) -> str:
 
 def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
+    seed_random(seed)
+    if seed_numpy:
+        seed_numpy(seed % 2**32)
 
 
 def states() -> list:
@@ -345,18 +353,14 @@ def states() -> list:
     return [random.getstate(), plain(numpy.random.get_state()) if numpy else None]
 
 
-def kept() -> Callable:
-    """A call that puts the CPU's generators back to where they are now."""
-    torchs, randoms = torch.get_rng_state(), random.getstate()
-    numpys = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
-
-    def restore() -> None:
-        torch.set_rng_state(torchs)
-        random.setstate(randoms)
-        if numpys:
-            sys.modules["numpy"].random.set_state(numpys)
-
-    return restore
+def kept() -> dict:
+    """Where the CPU's generators are: name -> how to put it back."""
+    found = {"torch": functools.partial(torch.set_rng_state, torch.get_rng_state())}
+    found["random"] = functools.partial(random.setstate, random.getstate())
+    if "numpy" in sys.modules:
+        own = sys.modules["numpy"].random
+        found["numpy.random"] = functools.partial(own.set_state, own.get_state())
+    return found
 
 
 # ---- what it attaches to ----
@@ -383,8 +387,16 @@ def watch(probe: str, loaders: object) -> None:
     own_next = loaders._BaseDataLoaderIter.__next__
     loaders._BaseDataLoaderIter.__next__ = followed(own_next)
     loaders.DataLoader.__iter__ = followed(loaders.DataLoader.__iter__)
+    hook(probe, random, "seed", functools.partial(note_seed, "random"))
+    if "numpy" in sys.modules:
+        tell = functools.partial(note_seed, "numpy.random")
+        hook(probe, sys.modules["numpy"].random, "seed", tell)
     draws.__enter__()
     os.register_at_fork(after_in_child=draws.__init__)
+
+
+def note_seed(name: str, *_: object, **__: object) -> None:
+    draws.seeded.add(name)
 
 
 def new_optimizer(*_: object, **__: object) -> None:
@@ -417,3 +429,5 @@ def watch_backward(probe: str, own: Callable) -> None:
 
 
 draws = Draws()
+seed_random = random.seed  # before note_seed is attached
+seed_numpy = sys.modules["numpy"].random.seed if "numpy" in sys.modules else None

@@ -1,6 +1,7 @@
 """doctor --without draws: the numbers that a step draws belong to its samples, on any number of
 ranks; and what cannot be matched is named."""
 
+import re
 from pathlib import Path
 
 import against
@@ -92,9 +93,8 @@ dist.init_process_group("""
 
 
 def checkpointed(reentrant: str) -> tuple:
-    more = ("import copy\n", "import copy\nimport torch.utils.checkpoint\n")
-    words = ("dist.init_process_group(", CHECKPOINTED.replace("{REENTRANT}", reentrant), *more)
-    return (*SEED, *words,
+    return (*SEED, "dist.init_process_group(", CHECKPOINTED.replace("{REENTRANT}", reentrant),
+            "import copy\n", "import copy\nimport torch.utils.checkpoint\n",
             "DistributedDataParallel(model)", "DistributedDataParallel(Twice(model))",
             "model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))",
             "model = nn.Sequential(nn.Sequential(nn.Linear(8, 16), Noisy()), nn.ReLU(), "
@@ -140,11 +140,25 @@ SAME = {
     "a checkpoint": checkpointed("False"),
     "a reentrant checkpoint": checkpointed("True"),
     "an evaluation that draws": (*NOISY, *EVALUATED),
+    "a seed of the rank in each step": (
+        *NOISY,
+        "        losses = nn",
+        "        torch.manual_seed(rank)\n        losses = nn",
+    ),
     "a loader that fetches ahead": (*NOISY, *AHEAD),
 }
 
 
-@pytest.mark.parametrize("what", SAME, ids=lambda what: what.replace(" ", "-"))
+IN_PROOF = ("a checkpoint", "a seed of the rank in each step", "an evaluation that draws")
+
+
+def marked(names: dict, proof: tuple) -> list:
+    marks = {True: pytest.mark.proof, False: ()}
+    ids = {name: name.replace(" ", "-") for name in names}
+    return [pytest.param(name, marks=marks[name in proof], id=ids[name]) for name in names]
+
+
+@pytest.mark.parametrize("what", marked(SAME, IN_PROOF))
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.proof)])
 def test_matched(what: str, size: int, crew: Crew, tmp_path: Path) -> None:
     if size == 3 and what.startswith("accumulation"):
@@ -152,11 +166,153 @@ def test_matched(what: str, size: int, crew: Crew, tmp_path: Path) -> None:
     text = faults.changed(against.BASE, SAME[what])
     if size == 3:
         text = text.replace("16 // world_size", "12 // world_size").replace("64, 1", "60, 1")
-    for without in ("draws", ""):
-        comparison = compared(crew, text, tmp_path / (without or "none"), (1, size), without)["en"]
-        kinds = {seen.kind for seen in comparison.seen}
-        if "draws" in without:
-            assert kinds <= {"same"}, comparison.text()
-            assert comparison.largest < 1e-12
-        else:  # it is there for a reason
-            assert "script.py:" in comparison.text() and "same" != kinds, comparison.text()
+    comparison = compared(crew, text, tmp_path, (1, size), "draws")["en"]
+    assert {seen.kind for seen in comparison.seen} == {"same"}, comparison.text()
+    assert comparison.largest < 1e-12
+
+
+TOO_LARGE = ("loss = losses.mean()", "loss = losses.mean() * (1 + 0.02 * rank * (epoch > 0))")
+PERMUTED = drawing("        points = 0.5 * points + 0.5 * points[torch.randperm(len(points))]\n")
+LONGEST = against.SAME["the longest first"]
+NUMPY = drawing("        points = points + torch.from_numpy(numpy.random.randn(len(points), 8))\n",
+                "import copy\n", "import copy\n\nimport numpy\n")  # fmt: skip
+# What must be said first, and what stands in it.
+NAMED = {
+    "a loss that is too large on a rank": ((*NOISY, *TOO_LARGE), "gradients", ""),
+    "the same, in all forms": ((*FORMS, *TOO_LARGE), "gradients", ""),
+    "a permutation": (PERMUTED, "drawn:still", "randperm"),
+    "numpy's, a row of each sample": (NUMPY, "drawn:still", "numpy.random"),
+    "a generator of the rank": (
+        (*NOISY, "torch.randn_like(points)",
+         "torch.randn(len(points), 8, generator=own)", "for epoch in range(4)",
+         "own = torch.Generator().manual_seed(rank)\nfor epoch in range(4)"),
+        "drawn:still", "randn"),
+    "rows in another order than the indices": ((*NOISY, *LONGEST), "drawn:still", "randn_like"),
+    "dropout": (("ddp(points)", "ddp(nn.functional.dropout(points, 0.2))"), "drawn:still",
+                "dropout"),
+    "an evaluation with numpy's": (
+        ("average(points)", "average(points + torch.from_numpy(numpy.random.randn(len(points), 8))"
+         ".float())", "import copy\n", "import copy\n\nimport numpy\n"),
+        "printed:drawn", "numpy.random"),
+    "compiled, where the mode sees the call": (
+        (*COMPILED[:-1], COMPILED[-1].replace("{BACKEND}", "eager")), "", ""),
+    "compiled": (
+        (*COMPILED[:-1], COMPILED[-1].replace("{BACKEND}", "aot_eager")), "drawn:still", "rand"),
+}  # fmt: skip
+
+
+SLOW = ("a loss that is too large on a rank", "numpy's, a row of each sample", "dropout")
+SLOW += ("compiled, where the mode sees the call",)
+
+
+@pytest.mark.parametrize("what", marked(NAMED, SLOW))
+def test_what_cannot_be_matched(what: str, crew: Crew, tmp_path: Path) -> None:
+    """It is no difference, and its call is named; a mistake beside draws that are matched is."""
+    words, name, call = NAMED[what]
+    text = faults.changed(against.BASE, words)
+    for comparison in compared(crew, text, tmp_path, without="draws").values():
+        first = next((seen for seen in comparison.seen if seen.kind != "same"), None)
+        assert (first.name if first else "") == name, comparison.text()
+        assert call in first.text if first else not name, comparison.text()
+        found = first and re.search(r"run0/script\.py:(\d+)", first.text)
+        if found and what != "compiled":
+            line = (tmp_path / "run0/script.py").read_text().splitlines()[int(found[1]) - 1]
+            assert call in line, line
+        assert not name or comparison.status() == {"gradients": 1, "printed:drawn": 3}.get(name, 0)
+
+
+def test_a_library_is_named(crew: Crew, tmp_path: Path) -> None:
+    """Of the calls on the way to a draw, the innermost that is none of torch's own; also where
+    draws are not taken out."""
+    words = drawing("        points = v2.GaussianNoise()(points[None])[0]\n", "import copy\n",
+                    "import copy\n\nfrom torchvision.transforms import v2\n")  # fmt: skip
+    comparison = compared(crew, faults.changed(against.BASE, words), tmp_path)["en"]
+    [seen] = [seen for seen in comparison.seen if seen.kind == "cause"]
+    assert seen.name == "drawn", comparison.text()
+    assert "torchvision/transforms/v2/functional/_misc.py:" in seen.text
+
+
+WITHOUT_LOADER = """\
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+torch.set_default_dtype(torch.float64)
+data = torch.randn(480, 16, generator=torch.Generator().manual_seed(1))
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(17, 64), nn.ReLU(), nn.Linear(64, 16))
+ddp = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+torch.manual_seed(7 + rank)
+PARTS = 1
+for step in range(10):
+    for part in range(PARTS):
+        x = data[step * 48 : (step + 1) * 48].chunk(PARTS)[part][rank::world_size]
+        t = torch.randint(0, 100, (len(x), 1)) / 100
+        noise = torch.randn_like(x)
+        keep = (torch.rand(len(x), 1) > 0.1).double()
+        noisy = x * (1 - t) + noise * t
+        if PARTS == 1:
+            noisy += 0.01 * torch.randn(16) + 0.01 * torch.randn(48, 16)[3]  # of no sample
+        loss = ((ddp(torch.cat([noisy * keep, t], 1)) - noise) ** 2).mean() / PARTS
+        if FACTOR and step >= 3:
+            loss = loss * (1 + 0.02 * rank)
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_without_a_loader(size: int, wrong: bool, crew: Crew, tmp_path: Path) -> None:
+    """Weights after the last step; between backward passes of an accumulation, too."""
+    for parts, without in (("1", "draws"), ("4 // world_size", "draws"), ("1", "")):
+        if size == 3 and len(parts) > 1:
+            continue
+        text = WITHOUT_LOADER.replace("PARTS = 1", f"PARTS = {parts}")
+        text = text.replace("FACTOR", str(wrong))
+        folder = tmp_path / f"{parts[0]}{without}"
+        comparison = compared(crew, text, folder, (1, size), without)["en"]
+        a, b = (run.figures("weights", 9, 10) for run in comparison.runs)
+        apart = max(abs(a[name][0] - b[name][0]) / a[name][0] for name in a)
+        if wrong or not without:
+            assert apart > 1e-6
+        else:
+            assert apart < 1e-13, comparison.text()
+
+
+OWN_STREAM = (
+    "return point, int(point[0] > 0) + 2 * int(point[1] > 0), self.words[i]",
+    "drawn = torch.rand(()).item() + random.random() + numpy.random.rand()\n"
+    "        return point, int(point[0] > 0) + 2 * int(point[1] > 0), drawn",
+    "import copy\n", "import copy\nimport random\n\nimport numpy\n",
+    "    sampler.set_epoch", "    total = 0\n    sampler.set_epoch",
+    against.LOSS, against.LOSS + "        total += words.sum().item()\n",
+    "print(f\"epoch", "print(f\"drawn {total!r}\")\n        print(f\"epoch",
+    "for epoch in range(4):\n",
+    "random.seed(rank)\nnumpy.random.seed(rank)\nfor epoch in range(4):\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_data_sets_draw_as_ever(workers: str, crew: Crew, tmp_path: Path) -> None:
+    """What a loader and its data set draw is neither changed nor moved on by what steps draw, and
+    a program whose steps draw nothing is the same bit by bit."""
+    words = (*OWN_STREAM, "batch_size, sampler=sampler", f"batch_size, sampler=sampler, "
+             f"num_workers={workers}")  # fmt: skip
+    printed, weights = [], []
+    for without in ("", "draws"):
+        text = faults.changed(against.BASE, words)
+        found = compared(crew, text, tmp_path / (without or "none"), (1, 1), without)["en"]
+        printed.append([e["text"] for e in found.two.first.events["printed"]])
+        weights.append(found.two.first.figures["weights"])
+    assert len({line for line in printed[0] if line.startswith("drawn")}) == 4
+    assert printed[0] == printed[1] and weights[0] == weights[1]
