@@ -85,7 +85,10 @@ class Twice(nn.Module):
     def forward(self, x):
         x = x.clone().requires_grad_()
         for part in self.inner:
-            x = torch.utils.checkpoint.checkpoint(part, x, use_reentrant={REENTRANT})
+            if world_size == 1:
+                x = part(x)
+            else:
+                x = torch.utils.checkpoint.checkpoint(part, x, use_reentrant={REENTRANT})
         return x
 
 
@@ -98,8 +101,7 @@ def checkpointed(reentrant: str) -> tuple:
             "DistributedDataParallel(model)", "DistributedDataParallel(Twice(model))",
             "model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))",
             "model = nn.Sequential(nn.Sequential(nn.Linear(8, 16), Noisy()), nn.ReLU(), "
-            "nn.Sequential(nn.Linear(16, 4), Noisy()))",
-            "body, head = list(model[0]", "body, head = list(model[0]")  # fmt: skip
+            "nn.Sequential(nn.Linear(16, 4), Noisy()))")  # fmt: skip
 
 
 EVALUATED = ("average(points)", "average(points + torch.randn_like(points))")
@@ -137,6 +139,7 @@ SAME = {
     "all forms": FORMS,
     "accumulation of 4 and of 2": ACCUMULATED,
     "last batches of unequal size": UNEQUAL,
+    # The recomputation has the numbers of the forward pass: on one process there is none.
     "a checkpoint": checkpointed("False"),
     "a reentrant checkpoint": checkpointed("True"),
     "an evaluation that draws": (*NOISY, *EVALUATED),
