@@ -16,6 +16,7 @@ from statistics import median
 from ..checks.weights import apart, averages_weights
 from ..recorder.notes import NAMELESS
 from ..report import Report, listed, short
+from . import inputs
 from .drawn import unmatched
 from .runs import (
     Run,
@@ -75,6 +76,7 @@ class Comparison:
         self.numbers = True  # gradients and weights may still be compared
         self.by_index = False  # of some samples nothing but the index is known to be the same
         self.ordered = True  # the rows of a batch stand in the order of its indices, so far
+        self.inputs = False  # without a loader: what models are given can be compared
         self.steps = 0  # whose gradients were
         self.equal: set[int] = set()  # after so many steps weights were compared, and are the same
         self.lost: set[str] = set()  # probes that a run lacks
@@ -195,9 +197,10 @@ class Comparison:
     def compare_steps(self) -> None:
         steps = min(run.steps() for run in self.runs)
         samples = self.known()
+        self.inputs = not samples and all(inputs.of_step(run, 1) for run in self.runs)
         if samples:
             read_alike(*self.batches)
-        else:
+        elif not self.inputs:
             together = any(run.together for run in self.runs)
             self.say("skipped", "samples:together" if together else "samples:unknown")
         for run in self.runs:
@@ -211,6 +214,8 @@ class Comparison:
             self.compare_weights(n)
             if samples and not self.parted():
                 samples = self.compare_samples(n)
+            if self.inputs and not self.parted():
+                self.inputs = self.compare_inputs(n)
             if not self.parted():
                 self.compare_rates(n)
             if not self.parted():
@@ -222,6 +227,9 @@ class Comparison:
             size = self.batches[0].keys(1).total()
             name = "samples:index" if self.by_index else "samples:same"
             self.say("same", name, count=steps, size=size)
+        elif self.inputs:
+            size = sum(map(len, inputs.of_step(self.one, 1)))
+            self.say("same", "rows:same", count=steps, size=size)
         if self.steps:
             name = "numbers:same" if self.largest else "numbers:equal"
             values = {"first": self.begun, "largest": self.largest, "count": self.steps}
@@ -265,6 +273,15 @@ class Comparison:
         else:
             self.say("differs", "samples", n, **values)
         return False
+
+    def compare_inputs(self, n: int) -> bool:
+        """As compare_samples, where no loader tells what they are."""
+        found = inputs.parted(*self.runs, n, self.without)
+        if found:
+            kind, name, values = found
+            self.numbers = self.numbers and kind == "differs"
+            self.say(kind, name, n, **values)
+        return not found
 
     def compare_contents(self, n: int, mine: list, theirs: list) -> bool:
         # A collate_fn may sort the rows of a batch: who they are is then not known.
@@ -370,7 +387,7 @@ class Comparison:
         values |= {"all": len(parts), "low": min(ratios), "high": max(ratios), "factor": factor}
         alike = max(ratios) - min(ratios) < max(1e-3, 10 * level) * factor
         alike = alike and what != "clipped"  # by the limit then, and by nothing else
-        if what != "clipped" and not self.known():
+        if what != "clipped" and not (self.inputs or self.known()):
             self.numbers = False
             self.say("skipped", f"unknown:{what}", n, **values)
             return

@@ -7,6 +7,7 @@ from itertools import combinations, pairwise
 
 from ..findings import NOTE, TRAINING, WRONG, check, finds
 from ..ranks import Pass, Rank
+from ..recorder.notes import INPUTS
 from ..report import Report, listed
 
 DRAWN = "Weighted|RASampler|Repeat"  # samplers that may draw a sample twice, or never
@@ -25,7 +26,7 @@ def check_samples(ranks: list[Rank], report: Report) -> str | None:
     """Do ranks share training samples? Is an epoch's order that of the one before?"""
     trained = [rank.training() for rank in ranks]
     if not all(trained):
-        return "loader"
+        return "loader" if any(trained) else check_rows(ranks, report)
     sharing = ""  # why ranks may have equal samples
     if report.teams.together:
         sharing = "together"
@@ -54,6 +55,29 @@ def check_samples(ranks: list[Rank], report: Report) -> str | None:
         report.skip("same_order", "epoch")
     if sharing:
         skip_shares(report, sharing)
+    return None
+
+
+def check_rows(ranks: list[Rank], report: Report) -> str | None:
+    """Without a loader, what models are given stands for the samples."""
+    rows = [rank.figures["rows"] for rank in ranks]
+    steps = sorted(set(rows[0]).intersection(*rows))
+    least = min(*(len(rank.steps) for rank in ranks), INPUTS) - 1  # the first model may be unknown
+    if report.teams.together or len(steps) < max(3, least):
+        return "together" if report.teams.together else "loader"
+
+    for m, n in combinations(range(len(ranks)), 2):
+        mine, theirs = ([rows[k][step] for step in steps] for k in (m, n))
+        if mine != theirs or any(a == b for a, b in pairwise(mine)):
+            continue  # or the same in each step: all of a graph, say
+        if any(ranks[m].steps[k]["drawn"] for k in (1, 2)):
+            report.skip("same_samples", "rows")
+            continue
+        values = {"ranks": listed([ranks[m], ranks[n]]), "count": len(steps)}
+        at = ranks[0].steps[0]["backward"]
+        report.find("same_samples:rows", at, report.teams.exchange, **values)
+    for name in ("overlapping_samples", "same_order", "unequal_targets"):
+        report.skip(name, "loader")
     return None
 
 

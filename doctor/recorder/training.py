@@ -15,6 +15,7 @@ from ..against import record
 from . import collectives
 from .collectives import trace
 from .figures import capturing, figures, figures_of
+from .inputs import inputs, noted
 from .notes import compares, notes, user_line
 from .others import all_modules, others
 from .randomness import generators
@@ -89,6 +90,7 @@ class Training:
             if compares():
                 model = find_model(set(map(id, parameters)))
                 record.note_optimizer(self.optimizers[optimizer], optimizer, model, self.whole)
+        states = generators() if self.steps <= 2 else {}
         notes.event(
             "step",
             n=self.steps,
@@ -100,8 +102,9 @@ class Training:
             without=sum(p.grad is None for p in parameters),
             settings=str([{k: v for k, v in g.items() if k != "params"} for g in groups]),
             schedules=[[self.schedulers[s], s.last_epoch] for s in mine],
-            random=generators() if self.steps <= 2 else {},
+            random=states,
             **window.step(),
+            **inputs.step(self.steps, states),
         )
 
         if self.closed:
@@ -140,6 +143,7 @@ class Training:
             return
 
         self.model = weakref.ref(model)
+        inputs.watch(model)
         zero = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
         everything = [*parameters, *model.parameters()]  # an optimizer may have a few of them
         parts = [p for p in everything if hasattr(p, "to_local")]  # DTensors
@@ -207,6 +211,8 @@ class Training:
 
     def new_optimizer(self, _: object, optimizer: object, *args: object, **kw: object) -> None:
         self.made[optimizer] = user_line(optimizer)
+        if compares() and not self.steps:
+            inputs.watch(find_model(set(map(id, parameters_of(optimizer)))))
 
     def new_scheduler(self, _: object, scheduler: object, *args: object, **kw: object) -> None:
         lengths = [getattr(scheduler, n, None) for n in ("T_max", "total_steps", "total_iters")]
@@ -335,7 +341,7 @@ def watch_forward(probe: str, own: Callable) -> None:
         if torch.compiler.is_compiling():
             return own(ddp, *args, **kwargs)
         notes.call(probe, window.forward, args, kwargs)
-        return own(ddp, *args, **kwargs)
+        return noted(probe, partial(own, ddp), *args, **kwargs)
 
     DistributedDataParallel.forward = forward
 

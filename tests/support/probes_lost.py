@@ -32,7 +32,7 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "unscale": ((), {"clip": {"scaled": True}}),
     "clip": (("clip",), {}),
     "wrap": (("unhooked",), {}),
-    "forward": ((), {"step": {"rows": 0}}),
+    "forward": ((), {"step": {"rows": []}}),
     "no_sync": (("no_sync",), {}),
     "save": (("saved", "wrote"), {}),
     "load": (("loaded",), {}),
