@@ -1,8 +1,8 @@
 """Without a loader, what models are given stands for the samples: have two runs the same rows?"""
 
-from ..ranks import Rank
 from ..recorder.notes import INPUTS
 from ..report import listed
+from .drawn import unmatched
 from .runs import Run
 
 
@@ -28,20 +28,14 @@ def parted(one: Run, two: Run, n: int, without: list[str]) -> tuple[str, str, di
     kinds = kinds_of(one, n) ^ kinds_of(two, n)
     if kinds:
         return "skipped", "rows:kinds", {**values, "kinds": listed(sorted(kinds))}
+    call = unmatched((one, two), n - 1, n - 1, ordered=True, training=True)
     twice = len(b) - len(set(b))
-    calls = [calls_of(rank, n) for run in (one, two) for rank in run.ranks]
-    # Of numpy and random, --without draws gives all ranks the same.
-    alike = "draws" in without and any(call[0] in ("numpy", "random") for call in sum(calls, []))
+    # Of numpy and random, --without draws gives all ranks the same numbers.
+    alike = "draws" in without and call in ("numpy", "random")
     if twice > len(a) - len(set(a)) and not alike:
         return "differs", "rows:twice", {**values, "twice": twice}
-    if "draws" in without:
-        sources = [{call[4] for call in found if call[4]} for found in calls]
-        compiled = any(call[3] < 0 for call in sum(calls, []))
-        drawn = alike or compiled or any(other != sources[0] for other in sources)
-    else:
-        drawn = any(step["drawn"] for run in (one, two) for step in run.first.steps[:3])
-    if drawn:
-        return "skipped", "rows:drawn", values
+    if call:
+        return "skipped", "rows:drawn", {**values, "call": call}
     if n == 1 and len(a) != len(b):
         return "differs", "batch", {**values, "factor": f"{len(b) / len(a):.3g}"}
     if n == 1 and values["common"] < len(a) / 2:
@@ -72,9 +66,3 @@ def fixed(run: Run) -> bool:
     """Whether each rank has the same rows in every step."""
     lists = [list(rank.figures["rows"].values()) for rank in run.ranks]
     return all(rows == steps[0] for steps in lists for rows in steps)
-
-
-def calls_of(rank: Rank, n: int) -> list[list]:
-    """That draw random numbers in step n."""
-    events = [event for event in rank.events["drawn"] if event["n"] == n - 1]
-    return [call for event in events for call in event["calls"]]

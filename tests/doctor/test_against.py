@@ -69,7 +69,6 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
         first.cache_clear()
         draws.draws.__init__()
         noise.GENERATORS.clear()
-        draws.draws.__init__()
         hook = noise.noise("noise", torch.nn.modules.module)
         if "rounding" in without:
             torch.set_default_dtype(torch.float64)  # the run before has put it back
