@@ -46,6 +46,8 @@ ROWS = "        rows = points[batch]\n"
 BATCH = "        batch = order[start:][:16][rank::world_size]\n"
 DRAWN = "        batch = torch.randint(96, (16 // world_size,))\n"
 NOISE = ROWS + "        rows = rows + 0.1 * torch.randn(rows.shape)\n"
+ORDER = "torch.randperm(96, generator=torch.Generator().manual_seed(epoch))"
+SHUFFLED = "torch.tensor(__import__('random').Random(epoch).sample(range(96), 96))"
 ONE_SEED = ("torch.manual_seed(rank)", "torch.manual_seed(7)")
 WHOLE = (BATCH, "        batch = torch.arange(96)\n")
 AVERAGED = (
@@ -98,9 +100,11 @@ TWO_RUNS = {
     "parts of a full batch": ((*WHOLE, "arange(96)", f"arange(96){SHARE}"), "", ""),
     "the loss times ranks": (("targets[batch])", "targets[batch]) * world_size"), "",
                              "gradients:processes"),
-    "another seed": (("manual_seed(epoch)", "manual_seed(epoch + world_size)"), "", "rows:order"),
-    "another second epoch": (("manual_seed(epoch)", "manual_seed(epoch * world_size)"), "",
-                             "rows"),
+    "another seed": (("manual_seed(epoch)", "manual_seed(epoch + world_size)"), "", "rows:drawn"),
+    "another seed of an own generator": (
+        (ORDER, SHUFFLED.replace("epoch", "epoch + world_size")), "", "rows:order"),
+    "another second epoch": (
+        (ORDER, SHUFFLED.replace("epoch", "epoch * world_size")), "", "rows"),
     "noise": ((ROWS, NOISE), "", "rows:drawn"),
     "noise that belongs to samples": ((ROWS, NOISE, *SEEDED_BEFORE), "draws", ""),
     "batches that are drawn": ((BATCH, DRAWN), "", "rows:drawn"),
