@@ -23,18 +23,22 @@ no known cause explains, and 3 for what could not be compared.
 """
 
 import argparse
+import errno
 import json
 import locale
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from .against.comparison import Comparison
@@ -132,19 +136,40 @@ def fail(line: str) -> None:
     sys.exit(2)
 
 
-def print_still(who: str, at: list, inside: str) -> None:
-    print(f"{who} stood still at {short(at)}" + (f", in {inside}" if inside else ""))
+def script_of(command: list[str]) -> str | None:
+    """The file that a launch line of python or torchrun runs, if it is one."""
+    words = command[1:] if re.match(r"python|torchrun", os.path.basename(command[0])) else []
+    for before, word in pairwise(["", *words]):
+        if word == "-c" or (before == "-m" and not word.startswith("torch.distributed.")):
+            return None
+        if word.endswith(".py"):
+            return word
+    return None
+
+
+def check_line(command: list[str], say: Callable) -> None:
+    """Before another command runs for minutes: is there what this one names?"""
+    for name, there in ((command[0], shutil.which), (script_of(command), os.path.isfile)):
+        if name and not there(name):
+            fail(say("not_started", command=name, why=os.strerror(errno.ENOENT)))
+
+
+def print_still(who: str, at: list, inside: str, say: Callable) -> None:
+    print(say("still_in" if inside else "still", who=who, place=short(at), inside=inside))
 
 
 def run(
-    args: argparse.Namespace, command: list[str], folder: Path, of_first: dict | None
+    args: argparse.Namespace,
+    command: list[str],
+    folder: Path,
+    of_first: dict | None,
+    say: Callable,
 ) -> tuple[Job, list[Rank]]:
     # These end the job as Ctrl-C does; what nohup or a shell ignores stays ignored.
     ends = [number for number in ENDS if signal.getsignal(number) != signal.SIG_IGN]
     for number in ends:
         signal.signal(number, signal.default_int_handler)
-    words = " ".join(command)
-    print(f"doctor: running {words}: it really trains, and writes its files", flush=True)
+    print("doctor: " + say("running", command=" ".join(command)), flush=True)
 
     try:
         job = Job(folder, (args.without or "") if args.against else None, of_first)
@@ -153,7 +178,7 @@ def run(
     try:
         job.start(command)
     except OSError as error:
-        fail(f"the command cannot be started: {command[0]}: {error.strerror}")
+        fail(say("not_started", command=command[0], why=error.strerror))
     try:
         job.wait(args.steps, args.seconds, args.still)
     except KeyboardInterrupt:
@@ -163,7 +188,7 @@ def run(
             signal.signal(number, signal.SIG_IGN)  # nothing is to be left behind
         stopped = time.time() if job.ended else float("inf")
         if job.ended:
-            print(f"\ndoctor: ends the job ({job.ended}); what it says below comes from that")
+            print("\ndoctor: " + say("ends", by=job.ended))
             sys.stdout.flush()
         if job.ended or job.process.poll() is None:
             job.end()
@@ -172,10 +197,7 @@ def run(
     status = job.process.returncode
     job.cut = job.stopped()
     if not job.cut and not any(job.traces.glob("*.jsonl")):
-        fail(
-            f"it ended with status {status}, and no Python process of it has used torch: "
-            "PYTHONPATH must reach them, and does not into containers or python -I"
-        )
+        fail(say("no_torch", status=status))
     ranks = read_ranks(job.traces, stopped, bool(job.cut))
     if job.cut and not any(rank.steps for rank in ranks):
         fail(f"no step could be recorded in TMPDIR: {folder}: {job.cut}")
@@ -185,9 +207,8 @@ def run(
         for path in job.traces.glob("*.stacks"):
             at, inside, _ = read_stack(path)
             if at and "/bin/" not in at[0]:  # torchrun
-                print_still("a process", at, inside)
-        how = f"was ended ({job.ended})" if job.ended else f"ended with status {status}"
-        fail(f"it {how} before a loader or an optimizer was used")
+                print_still(say("process"), at, inside, say)
+        fail(say("early_by" if job.ended else "early", by=job.ended, status=status))
     return job, ranks
 
 
@@ -203,19 +224,19 @@ def last_line(error: str) -> str:
     return error if len(error) <= 200 else (error[:198].rpartition(" ")[0] or error[:198]) + " …"
 
 
-def print_ended(job: Job, ranks: list[Rank]) -> None:
+def print_ended(job: Job, ranks: list[Rank], say: Callable) -> None:
     steps = listed([len(rank.steps) for rank in ranks])
-    by = job.ended or f"status {job.process.returncode}"
-    print(f"\ndoctor: ranks {listed(ranks)}; steps {steps}; ended: {by}")
+    by = job.ended or say("status", number=job.process.returncode)
+    print("\ndoctor: " + say("made", ranks=listed(ranks), steps=steps, by=by))
     for rank in ranks:
         if failed(rank):
-            print(f"rank {rank.rank} ended by {last_line(rank.ended['error'])}")
+            print(say("raised", rank=rank.rank, error=last_line(rank.ended["error"])))
         if rank.stack:
-            print_still(f"rank {rank.rank}", rank.stack, rank.inside)
+            print_still(f"rank {rank.rank}", rank.stack, rank.inside, say)
 
 
 def run_in_folder(
-    args: argparse.Namespace, command: list[str], of_first: dict | None = None
+    args: argparse.Namespace, command: list[str], say: Callable, of_first: dict | None = None
 ) -> tuple[Job, list[Rank]]:
     """of_first: for the second of two runs."""
     try:  # what the command leaves running may still write there
@@ -223,16 +244,15 @@ def run_in_folder(
     except OSError as error:
         fail(f"nothing can be recorded in TMPDIR: {error.strerror}")
     with folder as name:
-        job, ranks = run(args, command, Path(name), of_first)
-    print_ended(job, ranks)
+        job, ranks = run(args, command, Path(name), of_first, say)
+    print_ended(job, ranks, say)
     parts = (args.without or "").split(",")
     errors = " ".join(rank.ended.get("error", "") for rank in ranks)
     if "rounding" in parts and all(
         re.search(kind, errors, re.I) for kind in ("double", "float|half")
     ):
         left = ",".join(part for part in parts if part != "rounding")
-        how = f"type --without {left}" if left else "leave --without rounding out"
-        print(f"doctor: the script makes tensors of a coarser type than float64: {how}")
+        print("doctor: " + say("coarse" if left else "coarse_alone", parts=left))
     return job, ranks
 
 
@@ -240,7 +260,7 @@ def run_again(args: argparse.Namespace, report: Report, noise: float) -> Run | N
     """The first of two runs once more, its evaluations moved by noise; None: it would not."""
     print("\n" + report.say("against_again", size=abs(noise)), flush=True)
     with suppress(SystemExit):  # said by fail
-        job, ranks = run_in_folder(args, args.against, {"noise": noise})
+        job, ranks = run_in_folder(args, args.against, report.say, {"noise": noise})
         return None if broken(job, ranks) else run_of("A", ranks)
     return None
 
@@ -262,15 +282,16 @@ def examine(args: argparse.Namespace) -> None:
         print("\n\n".join(explain(language, name) for name in args.explain))
         return
 
+    report = Report(language, tuple(args.allow))
     first = None
     if args.against:
-        one, first = run_in_folder(args, args.against)
-        if broken(one, first):
-            fail("the command of --against did not come to its end, so there is no comparison")
-    job, ranks = run_in_folder(args, args.command, told(first) if first else None)
+        check_line(args.command, report.say)
+        one, first = run_in_folder(args, args.against, report.say)
+        if broken(one, first) or (one.process.returncode and not one.ended):
+            fail(report.say("no_comparison"))
+    job, ranks = run_in_folder(args, args.command, report.say, told(first) if first else None)
     status = job.process.returncode
 
-    report = Report(language, tuple(args.allow))
     report.broken = any(map(failed, ranks)) or bool(status and not job.ended)
     without = (args.without or "").split(",")
     report.taken_out = {name for name, part in TAKEN_OUT.items() if part in without}

@@ -38,7 +38,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from doctor import checks
 from doctor.checks.evaluation import counted
 from doctor.checks.randomness import equal_stream
-from doctor.command import NAMES
+from doctor.command import NAMES, check_line
 from doctor.findings import KINDS, SEVERITIES
 from doctor.ranks import Pass, Rank, ranks_of
 from doctor.recorder.contents import contents, fingerprint
@@ -358,12 +358,28 @@ def test_bad_use(tmp_path: Path) -> None:
         ("--explain", "same_ordr"): "argument --explain: same_ordr: no such finding",
         ("no-such-program", "x"): "cannot be started: no-such-program: No such file or directory",
         (sys.executable, "plain.py"): "ended with status 0, and no Python process of it has used",
+        ("--lang", "zh", sys.executable, "plain.py"): "没有一个 Python 进程用过 torch",
         (sys.executable, "broken.py"): "ended with status 1 before a loader or an optimizer",
     }.items():
         result = run([*TOOL, *words], tmp_path)
         assert result.returncode == 2 and line in result.stderr, result.output
         assert line in result.stderr.splitlines()[-1], result.output
         assert "doctor/command.py" not in result.stderr, result.output
+
+
+def test_the_second_line_is_looked_at_first(tmp_path: Path) -> None:
+    """No command runs for minutes before another one is found to be mistyped."""
+    for name, words in {
+        "gone.py": (sys.executable, "gone.py", "train.py"),
+        "away.py": (sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "away.py"),
+        "no-torchrun": ("no-torchrun", "train.py"),
+    }.items():
+        result = run([*TOOL, "--lang", "en", "--against", "true", *words], tmp_path)
+        assert result.returncode == 2, result.output
+        assert f"cannot be started: {name}: No such file" in result.stderr, result.output
+        assert "running" not in result.stdout
+    for words in ([__file__], ["-m", "train", "gone.py"], ["-c", "1", "gone.py"], ["-u", "bin"]):
+        check_line([sys.executable, *words], Report("en").say)
 
 
 def endless(folder: Path) -> Path:
