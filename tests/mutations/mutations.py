@@ -538,7 +538,57 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{AGAINST}::test_nothing_differs[2-as-it-is]": [
         ("samples of all ranks together", 1,
-         "(row for rows in self.batches(n, ahead) for row in rows)", "self.batches(n, ahead)[0]"),
+         "[row for rows in self.batches(n) for row in rows]", "self.batches(n)[0]"),
+    ],
+    f"{AGAINST}::test_nothing_differs[2-batches-that-are-taken-and-skipped]": [
+        ("batches that are skipped are no step's", 1, "if ahead else count - 1", "if True else 0"),
+    ],
+    f"{AGAINST}::test_nothing_differs[2-an-epoch-that-ends-early,-of-what-is-fetched-ahead]": [
+        ("batches that are fetched ahead", 1, "read_alike(*self.batches)", "pass"),
+    ],
+    f"{AGAINST}::test_nothing_differs[2-times-with-their-means]": [
+        ("the mean behind a time", 1, "(?:\\s*\\(\\s*{NUMBER}\\s*\\))?|", "|"),
+    ],
+    f"{AGAINST}::test_names_where_runs_part[a-drawn-brightness-of-images-that-have-masks]": [
+        ("all tensors of a batch", 1, "else items + sums", "else items"),
+    ],
+    f"{AGAINST}::test_names_where_runs_part[one-loss-of-the-22nd-step]": [
+        ("each step of two runs", 1, "ALL_OF_TWO if compares()", "ALL_UNTIL if compares()"),
+    ],
+    f"{AGAINST}::test_names_where_runs_part[gathered-scores-without-their-gradient]": [
+        ("a gradient that a gather cuts off", 1, "and gathered(ratios, 1 / worlds)", "and False"),
+    ],
+    f"{AGAINST}::test_which_steps_were_compared": [
+        ("weights after the last step", 1, "self.compare_weights(steps + 1, over=True)", "pass"),
+    ],
+    f"{AGAINST}::test_a_run_that_failed": [
+        ("a run that failed is not the same", 1, "if self.report.broken:", "if False:"),
+    ],
+    f"{AGAINST}::test_a_probe_that_is_missing": [
+        ("what a run has not recorded is not compared", 1, "self.find_trouble()", "pass"),
+    ],
+    f"{AGAINST}::test_lines_of_one_process": [
+        ("one process has no share", 1, "in pairs if run.first.world > 1)", "in pairs)"),
+    ],
+    f"{AGAINST}::test_figures_that_are_no_numbers": [
+        ("figures that are no numbers", 1, "if all(map(math.isfinite, found))", "if True"),
+    ],
+    f"{KINDS}::test_nothing_to_say[resume_that_skips]": [
+        ("a resume goes back on purpose", 1, "if not begins_anew(rank, *pair)", "if True"),
+    ],
+    f"{KINDS}::test_nothing_to_say[resume_in_place]": [
+        ("an optimizer that is restored", 1, 'notes.event("restored")', "pass"),
+    ],
+    f"{KINDS}::test_nothing_to_say[users_of_a_list]": [
+        ("the data set that is iterated", 1, "loader._doctor_made = user_line(loader)",
+         "self.new_loader(loader, loader.dataset)"),
+    ],
+    f"{KINDS}::test_nothing_to_say[own_part]": [
+        ("a rank's own part is no whole gradient", 1, 'elif not report.has("lost_gradient"):',
+         "elif False:"),
+    ],
+    f"{DOCTOR}::test_the_second_line_is_looked_at_first": [
+        ("the second launch line", 1, "        check_line(args.command, report.say)\n", ""),
     ],
     f"{AGAINST}::test_nothing_differs[2-a-weight-without-a-gradient]": [
         ("steps of nothing are no difference", 1, "if other and share < SHARE:", "if False:"),
@@ -583,8 +633,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("rates of two runs", 1, "self.compare_rates(n)", "pass"),
     ],
     f"{AGAINST}::test_names_where_runs_part[other-contents]": [
-        ("contents of equal samples", 1, "return self.compare_contents(n, mine, theirs)",
-         "return True"),
+        ("contents of equal samples", 1, "or self.compare_contents(n, mine, theirs)",
+         "or True"),
     ],
     f"{AGAINST}::test_names_where_runs_part[loss-times-the-number-of-ranks]": [
         ("gradients of two runs", 1, "self.compare_gradients(n)", "pass"),
