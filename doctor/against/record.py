@@ -31,18 +31,23 @@ def plain(name: str) -> str:
     return re.sub(WRAPPERS, "", name)
 
 
+def names_of(parameters: list, model: object) -> list[str]:
+    names = dict(model.named_parameters() if model is not None else ())
+    names = {id(p): plain(name) for name, p in names.items()}
+    return [names.get(id(p), f"{NAMELESS}{n}") for n, p in enumerate(parameters)]
+
+
 def note_optimizer(number: int, optimizer: object, model: object, whole: set) -> None:
     """At its first step: names and groups of its parameters, and the settings of each group."""
-    found = model.named_parameters() if model is not None else ()
-    names = {id(p): plain(name) for name, p in found}
     members = [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"]]
+    names = names_of([p for _, p in members], model)
     settings = []
     for group in optimizer.param_groups:
         values = {k: v for k, v in group.items() if k not in NO_SETTING}
         # 0 is 0.0.
         values = {k: str(float(v) if type(v) is int else v)[:60] for k, v in values.items()}
         settings.append({"class": type(optimizer).__name__, **values})  # Horovod keeps the name
-    names = [[names.get(id(p), f"{NAMELESS}{m}"), n] for m, (n, p) in enumerate(members)]
+    names = [[name, n] for name, (n, _) in zip(names, members, strict=True)]
     whole = [id(p) in whole for _, p in members]
     notes.event("optimizer", number=number, names=names, options=settings, whole=whole)
 

@@ -2,13 +2,16 @@
 
 from itertools import pairwise
 
-from ..findings import TRAINING, WASTED, WRONG, check, finds
+from ..findings import NOTE, TRAINING, WASTED, WRONG, check, finds
 from ..ranks import Rank
-from ..report import Report
+from ..report import Report, listed
 
 
 @check()
 @finds("untrained", WRONG, "gradients step", alone=True)
+@finds("untrained:still", NOTE)
+@finds("left_gradients", NOTE, f"{TRAINING} emptied", alone=True)
+@finds("eval_mode", NOTE, TRAINING, alone=True)
 @finds("lost_gradient", WRONG, "lost collectives gradients")
 @finds("clipped", WRONG, "clip scale unscale collectives step", alone=True)
 @finds("no_sync", WASTED, f"{TRAINING} wrap no_sync", alone=True)
@@ -31,6 +34,11 @@ def check_learning(ranks: list[Rank], report: Report) -> str | None:
         for number in {step["optimizer"] for step in rank.steps}:
             steps = [step for step in rank.steps if step["optimizer"] == number]
             check_optimizer(rank, steps, report)
+        check_mode(rank, report)
+        for event in {str(event["at"]): event for event in rank.events["still"]}.values():
+            if 0 < len(event["names"]) < event["count"]:
+                values = {"names": listed(event["names"]), "steps": event["steps"]}
+                report.find("untrained:still", event["at"], **values)
     if any("sharded" in rank.model.get("wrappers", []) for rank in ranks):
         report.skip("clipped", "sharded")  # whose norm is it?
     elif not any(rank.events["clip"] for rank in ranks):
@@ -53,7 +61,21 @@ def check_accumulation(rank: Rank, ranks: int, report: Report) -> None:
         report.find("no_sync:never", rank.steps[0]["at"], times=times)
 
 
+def check_mode(rank: Rank, report: Report) -> None:
+    """Does the first evaluation leave the model in eval mode for the rest of the training?"""
+    modes = [step["trains"] for step in rank.steps]
+    before = modes.count(True)
+    evaluated = any(one.place == before and not one.steps for one in rank.passes.values())
+    if 0 < before < len(modes) - 1 and all(modes[:before]) and evaluated:
+        at = rank.steps[before]["backward"]
+        report.find("eval_mode", at, first=before + 1, last=len(modes))
+
+
 def check_optimizer(rank: Rank, steps: list[dict], report: Report) -> None:
+    left = sum(step["left"] for step in steps)
+    # Not in the first step, nor in the second, for which DDP may make its buckets anew.
+    if len(steps) > 4 and all(step["left"] for step in steps[2:]):
+        report.find("left_gradients", steps[-1]["backward"], count=left, steps=len(steps))
     learning = [step for step in steps if any(rate > 0 for rate in step["rates"])]
     if len(learning) < 3:
         return

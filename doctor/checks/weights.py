@@ -48,7 +48,7 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
     gradients = next(filter(None, by_step.values()), None)
     weights = first_difference(ranks, "weights")
     seldom = len(alike) < len(by_step) / 4  # by chance
-    if gradients and seldom and averages_inside(ranks, gradients["step"]):
+    if gradients and averages_inside(ranks, gradients["step"]) and seldom:
         gradients = None
     unhooked = [event for rank in ranks for event in rank.events["unhooked"]]
     apart = weights and weights["step"] == 0

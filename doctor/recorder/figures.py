@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 
 import torch
 
@@ -15,25 +16,28 @@ class Figures:
         self.waiting = deque()  # those on their way from a GPU
 
     def write(self, what: str, n: int, values: object) -> None:
-        """An event as soon as the values are on the CPU, which does not wait for them."""
+        self.send(values, lambda rows: notes.event("figures", what=what, n=n, values=rows))
+
+    def send(self, values: object, tell: Callable) -> None:
+        """tell(values as a list), as soon as they are on the CPU, which does not wait for them."""
         done = None
         if values.device.type == "cuda":
             stream = torch.cuda.current_stream(values.device)
             values = values.to("cpu", non_blocking=True)  # into pinned memory
             done = stream.record_event()
-        self.waiting.append((what, n, values, done))
+        self.waiting.append((tell, values, done))
         self.drain(wait=False)
 
     def drain(self, wait: bool) -> None:
         while self.waiting:
-            what, n, values, done = self.waiting[0]
+            tell, values, done = self.waiting[0]
             limit = time.monotonic() + 5 * wait
             while done is not None and not done.query():
                 if time.monotonic() > limit:
                     return  # not yet; at the end: a GPU that stands still
                 time.sleep(0.01)
             self.waiting.popleft()
-            notes.event("figures", what=what, n=n, values=values.tolist())
+            tell(values.tolist())
 
 
 figures = Figures()

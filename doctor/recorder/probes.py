@@ -31,6 +31,8 @@ PROBES = (
     Probe("stream", "torch.utils.data._utils.fetch._IterableDatasetFetcher.fetch",
           data.data.before_fetch, data.data.after_fetch),
     Probe("backward", "torch.autograd.backward", window.backward),
+    Probe("emptied", "torch.autograd.backward",
+          training.training.before_backward, training.training.after_backward),
     Probe("gradients", f"{OPTIMIZER}.register_optimizer_step_pre_hook",
           attach=training.before_every_step),
     Probe("step", f"{OPTIMIZER}.register_optimizer_step_post_hook",

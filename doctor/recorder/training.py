@@ -18,6 +18,7 @@ from .figures import capturing, figures, figures_of
 from .inputs import inputs, noted
 from .notes import compares, notes, user_line
 from .others import all_modules, others
+from .parameters import MOST, Emptied, Still
 from .randomness import generators
 from .window import window
 
@@ -44,9 +45,12 @@ class Training:
         self.numbers = count(1)  # of optimizers; a freed one's is not given again
         self.scheduler_numbers = count(1)
         self.optimizers = weakref.WeakKeyDictionary()  # -> the number of each
+        self.emptied = weakref.WeakKeyDictionary()  # an optimizer -> what its gradients become
+        self.still = weakref.WeakKeyDictionary()  # an optimizer -> its tensors that never move
         self.made = weakref.WeakKeyDictionary()  # an optimizer or DDP -> its line
         self.schedulers = weakref.WeakKeyDictionary()
         self.model = lambda: None  # that is trained, if it still exists
+        self.moody = False  # it has layers that train and evaluate differently
         self.beside = 0  # parameters of optimizers in no model that DDP wraps
         self.wrapped = {}  # a parameter's id -> the node of the graph that DDP waits for
         self.scaled = False  # a GradScaler has multiplied the loss, and not divided the gradients
@@ -58,6 +62,11 @@ class Training:
         if self.steps == 0 and self.done:
             self.first_step(optimizer)
 
+        if optimizer not in self.still and len(self.still) < MOST and not capturing():
+            parameters = parameters_of(optimizer)
+            names = record.names_of(parameters, find_model(set(map(id, parameters))))
+            at = self.made.get(optimizer) or user_line()
+            self.still[optimizer] = Still(parameters, names, at)
         self.outer = optimizer.param_groups if self.done else self.outer
         self.done = False  # inside it, Horovod's calls this again, with averaged gradients
         if self.due() and not capturing():
@@ -103,9 +112,14 @@ class Training:
             settings=str([{k: v for k, v in g.items() if k != "params"} for g in groups]),
             schedules=[[self.schedulers[s], s.last_epoch] for s in mine],
             random=states,
+            left=self.emptied.setdefault(optimizer, Emptied()).after_step(parameters),
+            trains=self.trains(),
             **window.step(),
             **inputs.step(self.steps, states),
         )
+        if optimizer in self.still and not capturing():
+            rates = [group.get("lr") for group in optimizer.param_groups for _ in group["params"]]
+            self.still[optimizer].after_step(parameters, rates)
 
         if self.closed:
             self.gradients = gradients_of(parameters)
@@ -134,6 +148,20 @@ class Training:
         if optimizer is not None and self.done and self.weighed < self.steps and not capturing():
             self.weigh(optimizer)
 
+    def trains(self) -> bool:
+        """Whether the model is in training mode, where that makes a difference."""
+        model = self.model()
+        model = getattr(model, "module", model)
+        return getattr(model, "training", True) or not self.moody
+
+    def before_backward(self, *_: object, **__: object) -> None:
+        for emptied in self.emptied.values():
+            emptied.before_backward()
+
+    def after_backward(self, *_: object, **__: object) -> None:
+        for emptied in self.emptied.values():
+            emptied.after_backward()
+
     def first_step(self, optimizer: object) -> None:
         if dist.is_initialized():
             collectives.note_rank()  # the group may have been made behind our back
@@ -144,6 +172,8 @@ class Training:
 
         self.model = weakref.ref(model)
         inputs.watch(model)
+        batches = torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.dropout._DropoutNd
+        self.moody = any(isinstance(module, batches) for module in model.modules())
         zero = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
         everything = [*parameters, *model.parameters()]  # an optimizer may have a few of them
         parts = [p for p in everything if hasattr(p, "to_local")]  # DTensors

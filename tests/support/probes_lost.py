@@ -10,7 +10,7 @@ from doctor.report import Report
 
 # What goes with a probe: events, or fields that then have this value.
 NOTHING_TRAINED = {"step": {"passes": [], "learned": []}}
-NO_STEP = ("step", "model", "figures", "unhooked")
+NO_STEP = ("step", "model", "figures", "unhooked", "still")
 GOES: dict[str, tuple[tuple, dict]] = {
     "rank": (("rank",), {}),
     "collectives": (("collective", "lost"), {"step": {"exchanged": []}}),
@@ -23,6 +23,7 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "worker": (("drew",), {}),
     "items": (("drew",), {}),
     "stream": (("drew",), {}),
+    "emptied": ((), {"step": {"left": False}}),
     "backward": (("no_sync", "lost"), NOTHING_TRAINED),
     "gradients": (NO_STEP, {}),
     "step": (NO_STEP, {}),
