@@ -447,8 +447,9 @@ def test_fingerprint_of_an_own_data_set() -> None:
 
 TRIES = """
 import fcntl, sys
+file = open(sys.argv[1], "a")
 try:
-    fcntl.lockf(open(sys.argv[1], "a"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     print("free")
 except BlockingIOError:
     print("locked")
@@ -499,10 +500,11 @@ def test_another_run_is_at_work(crew: Crew, chapter: str, more: str, tmp_path: P
     log = tmp_path / "out/metrics.jsonl"
     log.parent.mkdir()
     argv = [*BASE, "--synthetic", "8", *more.split()]
-    with log.open("a") as file:
+    with log.open("a") as file, log.with_name("evaluate.jsonl").open("a") as other:
         fcntl.lockf(file, fcntl.LOCK_EX)
+        fcntl.lockf(other, fcntl.LOCK_EX)
         (answer,) = crew.run(call, chapter, argv, tmp_path, less_patient)
-        # An evaluation is in nobody's way.
+        # An evaluation is in nobody's way, nor is another one in its.
         evaluate = [*BASE, "--synthetic", "8", "--evaluate", "--pretrained"]
         runs_well(crew, chapter, evaluate, tmp_path)
     line = one_line(answer)
