@@ -293,4 +293,4 @@ def test_stdout_without_a_reader(tmp_path: Path, fault_table: FaultTable) -> Non
     result = run(["bash", "-c", pipe], tmp_path, env=NO_GPU)
     line = "error: cannot write run/metrics.jsonl or stdout: [Errno 32] Broken pipe"
     assert result.returncode == 1 and line in result.output, result.output
-    fault_table("stdout that nobody reads on (| head -1)", HUB, line, None)
+    fault_table("stdout whose reader has gone (head -1)", HUB, line, None)
