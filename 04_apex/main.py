@@ -83,10 +83,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     add = parser.add_mutually_exclusive_group(required=True).add_argument
     add("--data", type=Path, metavar="DIR", help="ImageNet: holds train/ and val/")
-    add("--synthetic", type=int, nargs="?", const=1280, help="generate N, or 1280")
+    add("--synthetic", type=int, nargs="?", const=1280, metavar="N", help="made images")
     add = parser.add_argument
     archs = models.list_models(models)  # none that detects or segments
-    add("--arch", default="resnet50", choices=archs, metavar="NAME", help="a model")
+    add("--arch", default="resnet50", choices=archs, metavar="MODEL", help="its name")
     add("--image-size", type=int, default=224, help="width and height in pixels")
     add("--epochs", type=int, default=90, help="passes over the training images")
     add("--batch-size", type=int, default=256, help="images per step, over all ranks")
@@ -97,8 +97,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--compile", action="store_true", help="speed up training by torch.compile")
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks (GPUs only)")
     add("--pretrained", action="store_true", help="start from weights for 1000 classes")
-    add("--output-dir", type=Path, default="runs/04_apex", help="its folder")
-    add("--resume", metavar="PATH", nargs="?", const="", help="go on, or from PATH")
+    add("--output-dir", type=Path, default="runs/04_apex", help="results")
+    add("--resume", metavar="PATH", nargs="?", const="", help="continue a run")
     add("--evaluate", action="store_true", help="evaluate, and do not train")
     add("--seed", type=int, default=0, help="for weights, order, crops and dropout")
     add("--print-freq", type=int, default=20, help="steps between two lines of the log")
