@@ -37,6 +37,8 @@ ENDINGS = "tests/doctor/test_endings.py"
 PROBES = "tests/doctor/test_probes.py"
 KINDS = "tests/doctor/test_right.py"
 AGAINST = "tests/doctor/test_against.py"
+ORDER = f"{AGAINST}::test_order_of_the_first_run"
+INPUTS = "tests/doctor/test_inputs.py"
 CASES = "tests/doctor/test_cases.py::test_case"
 GPU_CHECK = "tests/tools/test_gpu_check.py"
 # By the test that notices them: what is lost, in how many files at least, and the patch.
@@ -916,6 +918,62 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{GPU_CHECK}::test_planted_fault": [
         ("gpu_check compares the weights", 1, "number < 1e-10 for", "number < 10 for"),
+    ],
+    f"{ORDER}[a-weighted-sampler]": [
+        ("a rank's share of the first run's order", 1, "self.place + self.step * n for n in",
+         "n for n in"),
+    ],
+    f"{ORDER}[a-seed-of-its-own]": [
+        ("each pass has its own order", 1, "    left.remove(same[0])\n", ""),
+    ],
+    f"{ORDER}[a-sampler-that-fills-up]": [
+        ("a share that is filled up", 1, "        if self.whole:\n", "        if False:\n"),
+    ],
+    f"{ORDER}[a-sampler-that-fills-a-batch-up]": [
+        ("how much fills the shares up", 1, "if again[1] <= again[0] + most:", "if True:"),
+    ],
+    f"{ORDER}[no-share-of-a-list]": [
+        ("a sampler that gives the whole set", 1, "(exact and shares == 1 and not again)", "False"),
+    ],
+    f"{ORDER}[batches-of-as-many-words]": [
+        ("batches of unequal sizes", 1, "        if self.unequal:\n", "        if False:\n"),
+    ],
+    f"{ORDER}[indices-that-are-tuples]": [
+        ("indices that are no numbers", 1, "literal_eval(key) if isinstance(key, str) else key",
+         "key"),
+    ],
+    f"{ORDER}[a-Subset]": [
+        ("indices into a Subset", 1, 'batch.get("raw") or batch', "batch"),
+    ],
+    f"{AGAINST}::test_own_order_is_judged[set_epoch]": [
+        ("what a sampler has drawn itself", 1, "        entry[1] = [",
+         "        entry[0] = entry[1] = ["),
+    ],
+    f"{INPUTS}::test_one_run[a-full-batch]": [
+        ("the same rows in every step", 1, " or any(a == b for a, b in pairwise(mine))", ""),
+    ],
+    f"{INPUTS}::test_one_run[batches-drawn-by-one-seed]": [
+        ("rows that random numbers have drawn", 1,
+         'if any(ranks[m].steps[k]["drawn"] for k in (1, 2)):', "if False:"),
+    ],
+    f"{INPUTS}::test_one_run[texts-beside-equal-rows]": [
+        ("what is no tensor may tell rows apart", 1, "if others or strange", "if strange"),
+    ],
+    f"{INPUTS}::test_two_runs[saved-and-copied]": [
+        ("a forward pass of no step", 1, "[one for one in self.given if one.learned]",
+         "self.given"),
+    ],
+    f"{INPUTS}::test_two_runs[a-full-batch]": [
+        ("all of a graph on all ranks", 1, "and fixed(one) and fixed(two):", "and False:"),
+    ],
+    f"{INPUTS}::test_two_runs[numpy's-batches,-drawn-by-each-rank]": [
+        ("rows that come twice by chance", 1, " and (whole or not call):", ":"),
+    ],
+    f"{INPUTS}::test_two_runs[half-of-the-digits]": [
+        ("rows of other types", 1, "    if kinds:\n", "    if False:\n"),
+    ],
+    f"{INPUTS}::test_two_runs[another-seed-of-an-own-generator]": [
+        ("rows in another order", 1, 'if n == 1 and values["common"] < len(a) / 2:', "if False:"),
     ],
 }
 # fmt: on
