@@ -174,15 +174,47 @@ def read_events(path: Path) -> list[dict]:
     return events
 
 
+class Sums:
+    """Which passes a collective may add up: those that gave a batch since the last step.
+
+    training: passes that steps learned from. An evaluation may be followed by a batch of training,
+    and that by a collective. Is this of the evaluation, or of the next step's loss?
+    """
+
+    def __init__(self, rank: Rank, training: set[int]) -> None:
+        self.rank = rank
+        self.training = training
+        self.since_step: set[int] = set()
+        self.followed: set[int] = set()  # of these, evaluations that a batch of training followed
+        self.of_losses: set[str] = set()  # lines that reduce where nothing was evaluated
+        self.undecided: list[tuple[int, dict]] = []
+
+    def batch(self, n: int) -> None:
+        self.since_step.add(n)
+        self.followed = self.since_step - self.training if n in self.training else set()
+
+    def step(self) -> None:
+        self.since_step, self.followed = set(), set()
+
+    def collective(self, event: dict) -> None:
+        if self.since_step <= self.training:
+            self.of_losses.add(str(event["at"]))
+        for n in self.since_step - self.followed:
+            self.rank.passes[n].reduced.append(event)
+        self.undecided += [(n, event) for n in self.followed]
+
+    def end(self) -> None:
+        for n, event in self.undecided:
+            if str(event["at"]) not in self.of_losses:
+                self.rank.passes[n].reduced.append(event)
+
+
 def read_process(events: list[dict], stacks: Path) -> Rank:
     """A process from its events; world 0: it is none of the job's ranks."""
     rank = Rank()
     loaders = {}
     training = {n for event in events if event["e"] == "step" for n in event["passes"]}
-    recent: set[int] = set()  # passes with a batch since the last step
-    over: set[int] = set()  # of these, evaluations after which a batch of training came
-    usual = set()  # lines that reduce where nothing was evaluated
-    doubtful = []
+    sums = Sums(rank, training)
     for row, event in enumerate(events):
         kind = event["e"]
         rank.last = event["t"]
@@ -207,13 +239,12 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
         elif kind == "batch":
             one.batches.append(event)
             one.over = row
-            recent.add(event["n"])
-            over = recent - training if event["n"] in training else set()
+            sums.batch(event["n"])
         elif kind == "end":
             one.ended, one.over = True, row
         elif kind == "step":
             rank.steps.append(event)
-            recent, over = set(), set()
+            sums.step()
             for n in event["passes"]:
                 if n in rank.passes:
                     rank.passes[n].steps += 1
@@ -221,19 +252,13 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
                 if n in rank.passes:
                     rank.passes[n].learned.append((event["n"], count))
         elif kind == "collective" and event["kind"] not in ("barrier", "broadcast"):
-            if recent <= training:
-                usual.add(str(event["at"]))
-            for n in recent - over:
-                rank.passes[n].reduced.append(event)
-            doubtful += [(n, event) for n in over]
+            sums.collective(event)
         elif kind == "figures":
             rank.figures[event["what"]][event["n"]] = event["values"]
         elif kind == "exit":
             rank.ended = event
 
-    for n, event in doubtful:  # the loss of the next step is not what an evaluation adds up
-        if str(event["at"]) not in usual:
-            rank.passes[n].reduced.append(event)
+    sums.end()
     for event in rank.events["collective"]:
         event["values"] = rank.figures["reduced"].get(event["id"])
     rank.stack, rank.inside, rank.busy = read_stack(stacks, rank.last)

@@ -83,7 +83,9 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
     elif (rates := unequal_rates(ranks)) and report.has("collective_order"):
         report.skip("drifting_weights", "steps")  # ranks have left a loop at different times
     elif rates:
-        kind = "rates" if "fewer" not in rates else "loaded" if rates["step"] == 1 else "schedulers"
+        kind = "schedulers" if "fewer" in rates else "rates"
+        if "fewer" in rates and rates["step"] == 1:
+            kind = "loaded"
         report.find(f"drifting_weights:{kind}", first.sets_rate(first.steps[-1]), **rates)
     elif weights:
         report.find("drifting_weights", first.steps[-1]["made"], **weights)

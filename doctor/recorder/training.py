@@ -64,7 +64,7 @@ class Training:
 
         if optimizer not in self.still and len(self.still) < MOST and not capturing():
             parameters = parameters_of(optimizer)
-            names = record.names_of(parameters, find_model(set(map(id, parameters))))
+            names = record.names_of(parameters, self.model())
             at = self.made.get(optimizer) or user_line()
             self.still[optimizer] = Still(parameters, names, at)
         self.outer = optimizer.param_groups if self.done else self.outer

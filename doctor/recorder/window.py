@@ -43,7 +43,7 @@ class Window:
         self.averaged += self.averages()
         with self.lock:
             given, self.given = self.given, []
-        self.chosen = self.choose(given)
+        self.chosen = self.learned_from(given)
         self.given_before = given or self.given_before
         for one in self.chosen:
             self.lines.add(one.line)
@@ -59,7 +59,7 @@ class Window:
         told = [getattr(ddp, "require_forward_param_sync", False) for ddp in self.wrapped]
         return told == [True]
 
-    def choose(self, given: list) -> list:
+    def learned_from(self, given: list) -> list:
         """The passes whose batches this gradient is of.
 
         Most often one has given a batch since the last time. An evaluation does so without a
@@ -71,15 +71,19 @@ class Window:
             return [one for one in learning if one in self.given_before or one is learning[-1]]
         if any(not one.ended for one in self.chosen):
             return self.chosen  # several backward passes over a batch, or an evaluation between
-        # A pass that was fetched as a whole, and is learned from now. Without gradients it may have
-        # been a first look at the validation set, before a backward pass that only counts FLOPs.
         whole = [one for one in given if one.learns or not one.ended]
         if not whole:
             return self.chosen  # a later batch of a pass that was fetched as a whole before
-        # One that gives batches in two windows is trained on, under whatever they were asked for.
-        known = [one for one in whole if one.line in self.lines]
-        seen = [one for one in whole if one.by_grad or one in self.given_before]
-        return (known if self.lines else seen)[-1:]
+        return self.fetched_whole(whole)
+
+    def fetched_whole(self, whole: list) -> list:
+        """Of these, the pass that was fetched as a whole, and is learned from now."""
+        if self.lines:
+            return [one for one in whole if one.line in self.lines][-1:]
+        # Without gradients it may have been a first look at the validation set, before a backward
+        # pass that only counts FLOPs. One that gives batches in two windows is trained on, under
+        # whatever they were asked for.
+        return [one for one in whole if one.by_grad or one in self.given_before][-1:]
 
     def forward(self, args: tuple, kwargs: dict) -> None:
         given = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))

@@ -416,7 +416,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_is_not_hidden[a-reduced-loss-and-shares-that-nobody-adds-up]": [
         ("the loss of the next step is no sum of an evaluation", 1,
-         "over = recent - training if", "over = set() if"),
+         "self.followed = self.since_step - self.training if", "self.followed = set() if"),
     ],
     f"{DOCTOR}::test_is_not_hidden[a-reduced-loss-and-no-shares]": [
         ("losses are reduced for a log", 1,
@@ -826,6 +826,28 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{ENDINGS}::test_steps_are_counted_once": [
         ("files of events are read on", 1, "file.seek(read)", "file.seek(0)"),
+    ],
+    "tests/doctor/test_habits.py::test_is_silent[a-GAN]": [
+        ("gradients of another model's backward are left over rightly", 1,
+         "self.emptied = self.emptied or not self.kept", "self.emptied = False"),
+    ],
+    "tests/doctor/test_habits.py::test_is_silent[gradients-that-are-set]": [
+        ("gradients that backward adds nothing to are none that pile up", 1,
+         "self.added and not self.emptied", "self.left is not None and not self.emptied"),
+    ],
+    "tests/doctor/test_habits.py::test_is_noted[a-layer-that-never-moves]": [
+        ("bits are not summed alike", 1, "for n in (1, 2, 3, 5)]", "for n in (1,)]"),
+    ],
+    "tests/doctor/test_habits.py::test_is_silent[a-layer-of-rate-0]": [
+        ("a rate of 0 keeps a tensor where it is", 1, "if rate != 0 else", "if True else"),
+    ],
+    "tests/doctor/test_habits.py::test_is_silent[eval-mode-without-a-difference]": [
+        ("eval mode may make no difference", 1, '"training", True) or not self.moody',
+         '"training", True)'),
+    ],
+    "tests/doctor/test_sentences.py::test_an_error_comes_first": [
+        ("a step that failed needs no second explanation", 1,
+         'and gradients["step"] == steps:', 'and gradients["step"] < 0:'),
     ],
     f"{DOCTOR}::test_an_error_of_the_script": [
         ("a child's own error is told", 1, "told(status and (error or status))", "told(status)"),
