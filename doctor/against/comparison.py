@@ -44,7 +44,7 @@ MOVES = 10  # so many times a difference that is seen may be one that is not
 # Probes without which samples, and without which nothing here, are not known. All others: numbers.
 SAMPLES = {"backward", "batch", "indices", "items", "pass", "stream", "worker"}
 UNUSED = set("clip exit files forward join load loader lost no_sync optimizer save scale".split())
-UNUSED |= {"scheduler", "unscale", "wrap"}
+UNUSED |= {"restore", "scheduler", "unscale", "wrap"}
 FEW = 4  # names, and pairs of printed lines
 
 
@@ -397,6 +397,8 @@ class Comparison:
             self.numbers = False
             for name, more in causes:
                 self.say("cause", name, n, **values, **more)
+        elif what == "gradients" and worlds != 1 and gathered(ratios, 1 / worlds):
+            self.say("differs", "gradients:gathered", n, **values)
         elif alike and worlds != 1 and math.isclose(factor, worlds, rel_tol=1e-2):
             self.say("differs", "gradients:processes", n, **values)
         elif alike and worlds != 1 and math.isclose(factor, 1 / worlds, rel_tol=1e-2):
@@ -406,7 +408,7 @@ class Comparison:
         elif size <= GROWTH * level or (size <= JUMP * level and size < LARGE):
             self.numbers = False
             self.say("undecided", "undecided", n, **values)
-        elif what == "gradients" and n == 1 != worlds and len(names) == len(parts):
+        elif what == "gradients" and n == 1 != worlds and len(names) > len(parts) / 2:
             self.say("differs", "gradients:loss", n, **values)  # it may be the loss that differs
         else:
             self.say("differs", what, n, **values)
@@ -586,6 +588,14 @@ def alike(mine: list, theirs: list) -> bool:
         mine[1], theirs[1], rel_tol=1e-5, abs_tol=1e-5
     )
     return same and mine[0] == theirs[0]
+
+
+def gathered(ratios: list[float], part: float) -> bool:
+    """Whether nearly all tensors have this part of their gradient and the others, such as a factor
+    of the loss, all of it."""
+    rest = [ratio for ratio in ratios if not math.isclose(ratio, part, rel_tol=1e-2)]
+    few = 0 < len(rest) <= max(1, 0.2 * len(ratios)) < len(ratios) - 1
+    return few and all(math.isclose(ratio, 1, rel_tol=1e-2) for ratio in rest)
 
 
 def few(names: list) -> str:

@@ -160,7 +160,7 @@ class Samples:
                 return []
             keys = one.given(batch)
             columns = [batch.get(name) or [] for name in ("targets", "items")]
-            columns = [c if len(c) == len(keys) else [None] * len(keys) for c in columns]
+            columns = [c if len(c) == len(keys) else [0] * len(keys) for c in columns]
             shapes = [str(batch.get("shape"))] * len(keys)
             found += zip(map(str, keys), *columns, shapes, strict=True)
         return found

@@ -20,7 +20,7 @@ RENUMBERED = 10  # samples with other targets: so many, and it is no chance
 @finds("same_samples", WRONG, f"{NEEDS} collectives forward")
 @finds("same_samples:exchange", NOTE)
 @finds("overlapping_samples", WRONG, f"{NEEDS} collectives forward")
-@finds("same_order", WRONG, NEEDS, alone=True)
+@finds("same_order", WRONG, f"{NEEDS} restore", alone=True)
 @finds("unequal_targets", WRONG, NEEDS)
 def check_samples(ranks: list[Rank], report: Report) -> str | None:
     """Do ranks share training samples? Is an epoch's order that of the one before?"""
@@ -45,7 +45,13 @@ def check_samples(ranks: list[Rank], report: Report) -> str | None:
             check_shares(ranks, passes, epoch, report)
         check_whole([] if report.teams.exchange else epochs, report)
 
-    again = [pair for by in trained for passes in by.values() for pair in pairwise(passes)]
+    again = [
+        pair
+        for rank, by in zip(ranks, trained, strict=True)
+        for passes in by.values()
+        for pair in pairwise(passes)
+        if not begins_anew(rank, *pair)
+    ]
     for before, now in again:
         check_order(before, now, report)
     endless = [one for by in trained for passes in by.values() for one in passes]
@@ -250,6 +256,18 @@ def check_streams(keys: list[list], loader: dict, epoch: int, report: Report) ->
         mild = report.teams.exchange
         return report.find("overlapping_samples", loader["at"], mild, **values)
     return report.skip("overlapping_samples", "iterable")
+
+
+def begins_anew(rank: Rank, before: Pass, now: Pass) -> bool:
+    """Whether the training has gone back between two passes, to where a checkpoint was made: it has
+    a new optimizer, or the state of the old one was restored. Then an epoch may come again."""
+    steps, later = ([rank.steps[n - 1] for n, _ in one.learned] for one in (before, now))
+    if not steps:
+        return False
+    over = later[0]["row"] if later else now.over
+    restored = any(steps[-1]["row"] < event["row"] < over for event in rank.events["restored"])
+    mine, theirs = ({step["optimizer"] for step in found} for found in (steps, later))
+    return restored or bool(theirs and not mine & theirs)
 
 
 def check_order(before: Pass, now: Pass, report: Report) -> None:

@@ -19,7 +19,10 @@ def check_learning(ranks: list[Rank], report: Report) -> str | None:
     """Does each optimizer change the model, and are gradients lost or clipped wrongly?"""
     for rank in ranks:
         for event in rank.events["lost"]:
-            report.find("lost_gradient", event["at"])
+            if not event["own"]:
+                report.find("lost_gradient", event["at"])
+            elif not report.has("lost_gradient"):
+                report.skip("lost_gradient", "own_part")  # the rest of the gradient may be lost
         for event in rank.events["no_sync"]:
             report.find("no_sync", event["at"])
         for event in rank.events["clip"]:

@@ -125,7 +125,8 @@ class Trace(TorchFunctionMode):
         super().__init__()
         self.on = False
         self.left = 3  # so many times it is put on
-        self.lines = WeakIdKeyDictionary()  # tensors that hang on a result -> where that was
+        # Tensors that hang on a result -> where that was; has it got a rank's own part back?
+        self.lines = WeakIdKeyDictionary()
         self.learning = WeakIdKeyDictionary()  # those that were sent, and required a gradient
 
     def send(self, args: tuple, results: list) -> None:
@@ -144,7 +145,7 @@ class Trace(TorchFunctionMode):
             self.__enter__()
         if self.on:
             self.learning.update((tensor, True) for tensor in learning)
-            self.lines.update((tensor, user_line()) for tensor in results)
+            self.lines.update((tensor, (user_line(), False)) for tensor in results)
 
     def __torch_function__(
         self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
@@ -157,15 +158,18 @@ class Trace(TorchFunctionMode):
         given = tensors_in(args)
         own = any(tensor in self.learning for tensor in given)
         hanging = [tensor for tensor in given if tensor in self.lines]
-        if own and func is torch.Tensor.__setitem__:
-            self.lines.pop(args[0], None)  # a rank's own part is put back
-        elif hanging and not (own and func in JOINING):
-            self.lines.update((t, self.lines[hanging[0]]) for t in tensors_in(result))
+        if own and func is torch.Tensor.__setitem__ and args[0] in self.lines:
+            self.lines[args[0]] = self.lines[args[0]][0], True
+        elif hanging:
+            back = own and func in JOINING or all(self.lines[tensor][1] for tensor in hanging)
+            line = self.lines[hanging[0]][0], back
+            self.lines.update((tensor, line) for tensor in tensors_in(result))
 
     def backward(self, tensors: object, *_: object, **__: object) -> None:
         for tensor in tensors_in(tensors):
             if tensor in self.lines:
-                notes.event("lost", at=self.lines[tensor])
+                at, own = self.lines[tensor]
+                notes.event("lost", at=at, own=own)
 
     def end(self) -> None:
         if self.on and CURRENT_MODE[0]() is self:

@@ -58,31 +58,30 @@ class Data:
         self.fetchers = (0, 0)  # a process, and how many it has made: each is of a pass
         self.states = None  # of random numbers, before a batch was made
 
-    def new_loader(self, _: object, loader: object, *__: object, **___: object) -> None:
+    def made(self, _: object, loader: object, *__: object, **___: object) -> None:
+        loader._doctor_made = user_line(loader)
+
+    def new_loader(self, loader: object, dataset: object) -> None:
+        """dataset: what its iterator takes items from. The loader may show another one."""
         if getattr(loader, "_doctor", (0, 0))[0] == os.getpid():
             return  # one from before a fork or a pickle is new to this process
 
         self.loaders += 1
-        at = user_line(loader)
-        iterable = isinstance(loader.dataset, IterableDataset)
-        root = root_of(loader.dataset)
+        at = getattr(loader, "_doctor_made", None)
+        iterable = isinstance(dataset, IterableDataset)
+        root = root_of(dataset)
         sampler = getattr(loader, "sampler", None)
         samplers = [sampler, *inside(sampler)]
-        length = None if iterable else length_of(loader.dataset)
-        whole = None if iterable else length_of(root)
-        drawn = drawn_from(sampler)
-        if not iterable and drawn not in (None, length):
-            length = whole = drawn  # its indices are of something else than it shows
         notes.event(
             "loader",
             id=self.loaders,
             at=at,
             iterable=iterable,
-            length=length,
-            root=whole,
+            length=None if iterable else length_of(dataset),
+            root=None if iterable else length_of(root),
             fingerprint=fingerprint(root),
             described=described(root),
-            subset=fingerprint(loader.dataset) if root is not loader.dataset else "",
+            subset=fingerprint(dataset) if root is not dataset else "",
             numbered=dict(numbered(root)),
             sampler=" of ".join(type(one).__name__ for one in samplers),
             replacement=bool(getattr(sampler, "replacement", False)),
@@ -113,9 +112,9 @@ class Data:
         one, self.making = self.making, None
         first = getattr(iterator, "_doctor", one)
         iterator._doctor = one
-        iterator._doctor_source = loader.dataset
+        iterator._doctor_source = getattr(iterator, "_dataset", loader.dataset)
         one.first = getattr(first, "first", one.n)
-        self.new_loader(None, loader)
+        self.new_loader(loader, iterator._doctor_source)
         _, one.loader, one.line = loader._doctor
         total = length_of(iterator)
         notes.event("pass", n=one.n, loader=one.loader, total=total, first=one.first)
@@ -205,13 +204,6 @@ def inside(sampler: object) -> list:
     holders = [sampler, getattr(sampler, "dataset", None)]
     found = [getattr(one, name, None) for one in holders for name in ("sampler", "_sampler")]
     return [one for one in found if isinstance(one, Sampler)][:1]
-
-
-def drawn_from(sampler: object) -> int | None:
-    """How many samples torch's own samplers draw from."""
-    source = getattr(sampler, "data_source", None)
-    source = getattr(sampler, "dataset", None) if source is None else source
-    return length_of(source) if type(sampler).__module__.startswith("torch.") else None
 
 
 def shuffles(sampler: object) -> bool:

@@ -21,7 +21,7 @@ PROBES = (
     Probe("join", "torch.distributed.algorithms.join.Join.__enter__", collectives.note_join),
     Probe("lost", "torch.overrides._get_current_function_mode",
           attach=collectives.follow_losses),
-    Probe("loader", f"{LOADER}.__init__", after=data.data.new_loader),
+    Probe("loader", f"{LOADER}.__init__", after=data.data.made),
     Probe("pass", f"{LOADER}.__iter__", data.data.before_pass, data.data.new_pass),
     Probe("batch", f"{ITERATOR}.__next__", attach=data.follow),
     Probe("indices", f"{ITERATOR}._next_index", after=data.data.drew),
@@ -38,6 +38,7 @@ PROBES = (
     Probe("step", f"{OPTIMIZER}.register_optimizer_step_post_hook",
           attach=training.after_every_step),
     Probe("optimizer", f"{OPTIMIZER}.Optimizer.__init__", after=training.training.new_optimizer),
+    Probe("restore", f"{OPTIMIZER}.Optimizer.load_state_dict", after=training.training.restored),
     Probe("scheduler", "torch.optim.lr_scheduler.LRScheduler.__init__",
           after=training.training.new_scheduler),
     Probe("scheduler", "torch.optim.lr_scheduler.ReduceLROnPlateau.__init__",  # it calls no other

@@ -36,9 +36,7 @@ class Training:
         self.latest = lambda: None  # the optimizer of the latest step
         self.gradients = None  # figures of them, until the step is done
         self.unclipped = {}  # a parameter's id -> its gradient's before clipping, and when
-        self.whole = (
-            set()
-        )  # ids of parameters that each rank has as a whole, beside parts of others
+        self.whole = set()  # ids of parameters that ranks have as a whole, beside parts of others
         self.closed = False  # a closure makes them inside the step, as Lightning's Trainer has it
         self.done = True  # a step() inside a step(), as Horovod has them, counts once
         self.outer = None  # groups of the outer one's parameters, until the step
@@ -243,6 +241,10 @@ class Training:
         self.made[optimizer] = user_line(optimizer)
         if compares() and not self.steps:
             inputs.watch(find_model(set(map(id, parameters_of(optimizer)))))
+
+    def restored(self, _: object, optimizer: object, *args: object, **kw: object) -> None:
+        if optimizer in self.optimizers:
+            notes.event("restored")
 
     def new_scheduler(self, _: object, scheduler: object, *args: object, **kw: object) -> None:
         lengths = [getattr(scheduler, n, None) for n in ("T_max", "total_steps", "total_iters")]

@@ -231,6 +231,18 @@ KINDS = {
          "            nn.utils.clip_grads_with_norm_(p, 0.1, norm)"), "clipped"),
     "the sum of losses": (
         (*NO_CLIP, LOSS, "        loss = losses.sum()\n"), "gradients:inverse"),
+    "gathered scores without their gradient": (
+        (*NO_CLIP, "average = copy",
+         "model[0].scale = nn.Parameter(torch.ones(()))\naverage = copy",
+         "        losses = nn.functional.cross_entropy(ddp(points), targets, reduction=\"none\")\n",
+         "        scores = ddp(points)\n"
+         "        parts = [torch.zeros_like(scores) for _ in range(world_size)]\n"
+         "        every = [torch.zeros_like(targets) for _ in range(world_size)]\n"
+         "        dist.all_gather(parts, scores)\n        dist.all_gather(every, targets)\n"
+         "        parts[rank] = scores\n"
+         "        losses = nn.functional.cross_entropy(\n"
+         "            model[0].scale * torch.cat(parts), torch.cat(every), reduction='none')\n"),
+        "gradients:gathered"),
     "loss times ranks, in a closure": (
         (LOSS, LOSS + "        loss = loss * world_size\n",
         "        optimizer.zero_grad()\n        loss.backward()\n" + CLIP

@@ -45,6 +45,12 @@ CLIPPED = """\
                 gradient *= min(1.0, 0.1 / squares.sqrt().item())
             optimizer.step()
 """
+SKIPS = (
+    "super().__len__() - self.start", "super().__len__()", "super().__iter__())[self.start :]",
+    "super().__iter__())", "        for inputs, targets in loader:\n",
+    "        skip = done\n        for n, (inputs, targets) in enumerate(loader):\n"
+    "            if n < skip:\n                continue\n",
+)  # fmt: skip
 # Programs that are another one but for some words: its name; what stands there, what stands there
 # instead, and so on.
 VARIANTS = {
@@ -56,6 +62,30 @@ VARIANTS = {
     "resume_at_end": (
         "resume_in_epoch",
         "super().__len__() - self.start", "super().__len__()", "stop_after=11", "stop_after=8",
+    ),
+    # The order of the epoch is drawn again, and what had been trained on is taken and skipped; and
+    # the same with the objects of before, which get their state back.
+    "resume_that_skips": ("resume_in_epoch", *SKIPS),
+    "resume_in_place": (
+        "resume_in_epoch", *SKIPS,
+        "    first, done, steps = 0, 0, 0\n",
+        "    model, optimizer = globals().setdefault('parts', (model, optimizer))\n"
+        "    first, done, steps = 0, 0, 0\n",
+    ),
+    # Gathered without autograd; each rank puts its own part back.
+    "own_part": (
+        "simclr",
+        "    everyone = torch.cat(dist_nn.all_gather(mine.contiguous()))\n",
+        "    parts = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]\n"
+        "    dist.all_gather(parts, mine.contiguous())\n"
+        "    parts[dist.get_rank()] = mine\n"
+        "    everyone = torch.cat(parts)\n",
+    ),
+    # Its sampler is a list, which does not say of what.
+    "users_of_a_list": (
+        "loader_of_users",
+        "DistributedSampler(users, shuffle=False)",
+        "users[dist.get_rank() :: dist.get_world_size()]",
     ),
     # All batches of an epoch are fetched before its first step.
     "prefetched_epoch": (
@@ -220,7 +250,8 @@ CORE = """
     average_in_a_task curriculum episodes divided_classes_of_one_seed last_pass loader_of_users
     experts_beside_parts tensor_parallel_clipped whole_beside_parts
     wrong_tensor_parallel_clipped wrong_whole_beside_parts
-    fresh_mixing normalizer resume_at_end wrong_average wrong_beside wrong_frozen wrong_statistics
+    fresh_mixing normalizer resume_at_end resume_that_skips resume_in_place
+    users_of_a_list wrong_average wrong_beside wrong_frozen wrong_statistics
 """.split()
 # What must be checked in them, and what must not: to be silent would be no proof.
 CHECKED = {
@@ -233,6 +264,8 @@ CHECKED = {
     "detection": ("overlapping_samples wrong_evaluation", ""),
     # Nobody can tell whether all of a fold was evaluated, and each sample once.
     "folds": ("", "wrong_evaluation"),
+    # A rank's own part is put back: nobody can tell whether the rest of its gradient is missing.
+    "own_part": ("", "lost_gradient"),
     # Its samples are made of the random numbers that come again.
     "generated_set": ("drifting_weights", "equal_randomness"),
     # Orders of epochs in one endless pass are compared; not shares, as samples come again.

@@ -523,10 +523,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("results are joined by files", 1,
          "if all(wrote) and not set.intersection(*wrote):", "if False:"),
     ],
-    f"{KINDS}::test_nothing_to_say[loader_of_users]": [
-        ("indices are believed before the length that a loader shows", 1,
-         "drawn not in (None, length)", "False"),
-    ],
     f"{KINDS}::test_nothing_to_say[last_pass]": [
         ("a begun pass is the last of a training loader", 1,
          "begun = one is last and", "begun = one is passes[-1] and"),

@@ -28,6 +28,7 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "gradients": (NO_STEP, {}),
     "step": (NO_STEP, {}),
     "optimizer": ((), {"step": {"made": None}, "model": {"at": None}}),
+    "restore": (("restored",), {}),
     "scheduler": (("scheduler",), {"step": {"schedules": []}}),
     "scale": ((), {"clip": {"scaled": False}}),
     "unscale": ((), {"clip": {"scaled": True}}),
