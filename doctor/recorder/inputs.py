@@ -37,9 +37,11 @@ class Inputs:
         self.given: list[Given] = []  # since the step before
         self.states: dict = {}  # of random numbers, after one of the first steps
         self.drawn = False  # some were drawn between a step and the next forward pass
+        self.over = False
 
     def before(self, found: list, *given: object) -> None:
-        if window.lines or not torch.is_grad_enabled() or capturing():
+        loaded = window.lines or window.given  # by a DataLoader
+        if self.over or loaded or not torch.is_grad_enabled() or capturing():
             return
         if self.states and not self.given:
             self.drawn = self.drawn or self.states != generators()
@@ -53,9 +55,9 @@ class Inputs:
     def step(self, n: int, states: dict) -> dict:
         """For the event of step n; states: of random numbers."""
         given = [one for one in self.given if one.learned]
-        self.given, self.states = [], states
+        self.given, self.states, self.over = [], states, n >= INPUTS
         rows = [one.rows for one in given if one.rows is not None]
-        if len(rows) == len(given) > 0 and n <= INPUTS and sum(map(len, rows)) <= MOST_ROWS:
+        if len(rows) == len(given) > 0 and sum(map(len, rows)) <= MOST_ROWS:
             figures.write("rows", n, torch.cat([part.to(rows[0].device) for part in rows]))
         kinds = set().union(*(one.kinds for one in given))
         return {"kinds": sorted(kinds), "drawn": self.drawn}
@@ -96,11 +98,12 @@ def trained(module: object) -> bool:
 def tensors_of(given: object) -> list:
     """None of them where something else, such as a text, may tell samples apart."""
     leaves = tree_leaves(given)
-    tensors = [leaf for leaf in leaves if type(leaf) in (torch.Tensor, torch.nn.Parameter)]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor | int | float | None)]
     strange = any(
         tensor.layout != torch.strided
         or tensor.is_complex()
+        or hasattr(tensor, "to_local")
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         for tensor in tensors
     )

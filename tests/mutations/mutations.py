@@ -683,7 +683,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("rank 0 may print a loss of its own", 1, "None or re.search(words, text)", "None"),
     ],
     f"{AGAINST}::test_without[False]": [
-        ("no shuffling in two runs", 1, 'without("shuffling") and not some', "False"),
+        ("the first run's order", 1, 'if not without("shuffling") or', "if True or"),
         ("no statistics of a batch in two runs", 1, 'return without("batchnorm") and',
          "return False and"),
         ("no dropout in two runs", 1, 'return images if without("dropout") else',
