@@ -38,7 +38,8 @@ GROWTH = 50  # rounding grows by less from one comparison to the next;
 JUMP = 1000  # what is so many times larger is a difference
 LARGE = 0.03  # of its size: no rounding is taken for granted beyond it
 SMALL = 1e-3  # of all gradients together: a smaller one may be nothing but rounding
-SHARE = 0.01  # of all weights: tensors that are less say nothing by themselves
+SHARE = 0.01  # of all weights: tensors that are less say nothing by themselves,
+FAINT = 1e-7  # and as little of their size is what Adam's eps leaves of rounding in float64
 PRINTED = 1e-3  # numbers further apart are shown; rounding may be the reason where it is coarse
 MOVES = 10  # so many times a difference that is seen may be one that is not
 # Probes without which samples, and without which nothing here, are not known. All others: numbers.
@@ -81,6 +82,7 @@ class Comparison:
         self.equal: set[int] = set()  # after so many steps weights were compared, and are the same
         self.lost: set[str] = set()  # probes that a run lacks
         self.begun = self.largest = 0.0  # their difference, first and so far
+        self.faint = 0.0  # the same of tensors whose gradients are nothing but rounding
         self.again: Callable[[float], Run | None] = lambda size: None  # A once more, with noise
 
     def say(self, kind: str, which: str, step: int | None = None, /, **values: object) -> None:
@@ -348,6 +350,11 @@ class Comparison:
             )
             if other and over:
                 return
+            faint = max((parts[name] for name in other), default=0.0)
+            if share < SHARE and faint < FAINT:
+                self.faint = max(self.faint, faint)
+                parts = {name: part for name, part in parts.items() if name not in other}
+                other = []
             if other and share < SHARE:
                 # Adam makes whole steps of a gradient that is nothing but rounding.
                 self.numbers = False
@@ -464,7 +471,8 @@ class Comparison:
                 name: apart(row, b[name], least[name.split(".")[0]]) for name, row in a.items()
             }
             size = max(parts.values(), default=0.0)
-            if self.numbers and size > min(GROWTH * max(self.rounding(), self.largest), LARGE):
+            level = max(self.rounding(), self.largest, self.faint)
+            if self.numbers and size > min(GROWTH * level, LARGE):
                 kind, which = ("differs", "saved")
                 if step not in self.equal:
                     kind, which = ("undecided", "saved:alone")

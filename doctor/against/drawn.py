@@ -7,12 +7,13 @@ from ..report import short
 from .runs import Run
 
 NAME, AT, SHAPE, PER, SOURCE = range(5)  # of a call in an event
+FEW = 3  # calls that are named
 
 
 def unmatched(
     runs: tuple[Run, Run], first: int, last: int, ordered: bool, training: bool = False
 ) -> str:
-    """The first call whose numbers are others in the second run, or may be; or "".
+    """The first calls whose numbers are others in the second run, or may be; or "".
 
     first, last: how many steps had been made when it drew. ordered: a row of a batch is known to
     be of the same sample in both. training: not in an evaluation.
@@ -27,12 +28,13 @@ def unmatched(
                 if first <= event["n"] <= last and (learned or not training):
                     groups[event["n"], event["stream"]][number].append(event)
     for _, (mine, theirs) in sorted(groups.items()):
-        if call := parted(mine, theirs, ordered):
-            return f"{call[NAME]}, {short(call[AT])}" if call[AT] else call[NAME]
+        if calls := parted(mine, theirs, ordered):
+            names = [f"{c[NAME]}, {short(c[AT])}" if c[AT] else c[NAME] for c in calls]
+            return "; ".join(list(dict.fromkeys(names))[:FEW])
     return ""
 
 
-def parted(mine: list[dict], theirs: list[dict], ordered: bool) -> list | None:
+def parted(mine: list[dict], theirs: list[dict], ordered: bool) -> list[list]:
     """Of one step. An event is a part of it on a rank, or all of it."""
     known = mine[0]["calls"] if mine else []
     sizes = [Counter() for _ in range(2)]
@@ -45,9 +47,9 @@ def parted(mine: list[dict], theirs: list[dict], ordered: bool) -> list | None:
         for number, (a, b) in enumerate(zip_longest(known, event["calls"])):
             rows = ordered and (event in mine or sizes[0][number] == sizes[1][number])
             if not (a and b and alike(a, b, parts[0] == parts[1], rows)):
-                found.append((number, a or b))
-                break
-    return min(found, key=lambda one: one[0])[1] if found else None
+                # Where one run has drawn more, others stand side by side: any may be the reason.
+                found += [(number, call) for call in (a, b) if call]
+    return [call for _, call in sorted(found, key=lambda one: one[0])]
 
 
 def alike(a: list, b: list, parts: bool, rows: bool) -> bool:
