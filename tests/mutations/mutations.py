@@ -751,11 +751,11 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_rows_that_are_no_items": [
         ("a batch may have rows that are no items", 1,
-         "count not in (None, len(tensor))", "False"),
+         "or not count or len(tensor) != count", "or not count"),
     ],
     f"{DOCTOR}::test_what_a_batch_tells": [
         ("the doctor tells images from their objects", 1, "if dicts and (", "if False and ("),
-        ("a batch may have no rows", 1, "len(tensor) == 0 or", ""),
+        ("a batch may have no rows", 1, "not count or len(tensor) != count", "len(tensor) != count"),
     ],
     f"{KINDS}::test_nothing_to_say[infinite_loader]": [
         ("shares of an endless pass are not checked", 1,
@@ -876,8 +876,9 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "        return None\n"),
     ],
     f"{PROBES}::test_a_loader_that_cannot_be_told": [
-        ("no pass is told of a loader that is not", 1, "        at = user_line(loader)\n",
-         "        at = user_line(loader)\n"
+        ("no pass is told of a loader that is not", 1,
+         '        at = getattr(loader, "_doctor_made", None)\n',
+         '        at = getattr(loader, "_doctor_made", None)\n'
          "        loader._doctor = (os.getpid(), self.loaders, str(at))\n"),
         ("a probe that fails is told", 1, 'self.event("trouble", ', 'str("", '),
     ],
