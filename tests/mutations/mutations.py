@@ -755,7 +755,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_what_a_batch_tells": [
         ("the doctor tells images from their objects", 1, "if dicts and (", "if False and ("),
-        ("a batch may have no rows", 1, "not count or len(tensor) != count", "len(tensor) != count"),
+        ("a batch may have no rows", 1,
+         "not count or len(tensor) != count", "len(tensor) != count"),
     ],
     f"{KINDS}::test_nothing_to_say[infinite_loader]": [
         ("shares of an endless pass are not checked", 1,
