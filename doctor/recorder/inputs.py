@@ -101,7 +101,7 @@ def tensors_of(given: object) -> list:
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor | int | float | None)]
     strange = any(
-        tensor.layout != torch.strided
+        tensor.layout not in (torch.strided, torch.sparse_coo)
         or tensor.is_complex()
         or hasattr(tensor, "to_local")
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
@@ -116,7 +116,9 @@ def rows_of(tensors: list) -> torch.Tensor:
     device. Tensors of another length are of all rows."""
     total = torch.zeros(len(tensors[0]), dtype=torch.float64, device=tensors[0].device)
     for n, tensor in enumerate(tensors, 1):
-        rows = tensor.detach().reshape(len(tensor) if len(tensor) == len(total) else 1, -1)
+        sparse = tensor.layout == torch.sparse_coo  # a graph, say, of all rows
+        tensor = tensor.detach().coalesce().values() if sparse else tensor.detach()
+        rows = tensor.reshape(len(tensor) if len(tensor) == len(total) else 1, -1)
         rows = rows[:, :: -(-rows.shape[1] // MOST_NUMBERS)].double()
         weights = n * torch.arange(1.0, rows.shape[1] + 1, dtype=rows.dtype, device=rows.device)
         total += (rows * weights.sqrt()).sum(1).to(total.device)

@@ -71,7 +71,7 @@ def replaying(probe: str, own: Callable) -> None:
 def replay(iterator: object, drawn: list) -> None:
     """drawn: what the sampler gave; what takes its place is added."""
     one = data.making or getattr(iterator, "_doctor", None)
-    if not without("shuffling") or not first().get("shuffling") or one is None or not one.drawn:
+    if not without("shuffling") or "shuffling" not in first() or one is None or not one.drawn:
         return
     entry = one.drawn[-1]
     if one.asked == 1:

@@ -565,6 +565,9 @@ ORDERS = {
     "an evaluation of the same set": (
         (*OTHER_SEED, "val_set = Points(64, 1), Points(41, 2)", "val_set = (Points(64, 1),) * 2"),
         ""),
+    "no loader that evaluates": (
+        (*OTHER_SEED, "_ in val_loader:",
+         "_ in [torch.utils.data.default_collate(list(val_set))]:"), ""),
     "workers that stay": (
         (*OTHER_SEED, LOADER, f"{LOADER[:-1]}, num_workers=2, persistent_workers=True)"), ""),
     "a resume that skips batches": (

@@ -186,7 +186,8 @@ def test_numbers_of_rows() -> None:
     assert len(rows_of([torch.ones(2, 3, 200, 200), torch.ones(5)])) == 2
     seen = []
     torch.vmap(lambda row: seen.append(tensors_of((row,))) or row)(rows)
-    assert [*seen, tensors_of((rows, "a text")), tensors_of((rows.to_sparse(),))] == [[]] * 3
+    assert [*seen, tensors_of((rows, "a text")), tensors_of((rows.to_sparse_csr(),))] == [[]] * 3
+    assert len(rows_of(tensors_of((rows, rows.double().to_sparse())))) == 6
     assert len(tensors_of(([rows], {"more": rows, "scale": 0.5, "none": None}))) == 2
 
 
