@@ -264,7 +264,7 @@ def test_play_stops_at_the_end_and_a_reader_hears_that(page: Page, address: str)
 
 
 def test_fields_without_effect_are_hidden(page: Page, address: str) -> None:
-    page.goto(f"{address}scaling/")
+    page.goto(f"{address}performance/")
     page.locator("#fig-overlap summary").click()
     parameters = page.locator("#fig-overlap [name=parameters]")
     assert not parameters.is_visible()

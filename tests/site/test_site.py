@@ -152,7 +152,7 @@ def test_on_a_phone(page: Page, address: str) -> None:
     """Rows of tables are cards, in which no word is torn; buttons lie beside the code; no line of a
     heading is empty."""
     page.set_viewport_size({"width": 390, "height": 844})
-    for name in ("concepts/", "en/launching/", "en/scaling/", "en/cases/"):
+    for name in ("concepts/", "en/launching/", "en/performance/", "en/cases/"):
         page.goto(address + name)
         page.locator(".md-code__nav").first.wait_for(state="attached")
         assert page.evaluate(SQUEEZED) == [], name
@@ -203,6 +203,23 @@ def test_not_found(chromium: Browser, site: Path, address: str) -> None:
         }
         assert min(tops, key=tops.get) == first
         opened.close()
+
+
+def test_addresses_of_pages_that_are_gone(site: Path, page: Page, address: str) -> None:
+    """Each leads to a place that is there, in the same language."""
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8")
+    moved = re.search(r"(?m)^  moved:\n((?:    .+\n)+)", settings)[1]
+    for old, new in re.findall(r"(\S+): (\S+)\n", moved):
+        name, _, place = new.partition("#")
+        for prefix in ("", "en/"):
+            text = (site / prefix / name / "index.html").read_text("utf-8")
+            assert f'id="{place}"' in text or not place, (old, new)
+    for old, new in (
+        ("scaling/", "performance/"),
+        ("en/scaling/#stop", "en/performance/#stop"),
+    ):
+        page.goto(address + old)
+        page.wait_for_url(address + new)
 
 
 def test_links_to_files(site: Path) -> None:

@@ -36,6 +36,17 @@ META = {
     "troubleshooting.md": {"search": {"boost": 2}},
 }
 
+# What stands at the address of a page that is gone. Without scripts its link is left.
+MOVED = """<!doctype html>
+<meta charset="utf-8">
+<title>→ %s</title>
+<a href="%s">→</a>
+<script>
+const places = %s;
+location.replace(places[location.hash] ?? places[""] + location.hash);
+</script>
+"""
+
 
 def on_pre_build(config: MkDocsConfig) -> None:
     linked.clear()
@@ -132,10 +143,27 @@ def on_post_build(config: MkDocsConfig) -> None:
     Called once for each language: the last time all pages are known."""
     change_scripts(Path(config.site_dir))
     split_index(Path(config.site_dir, "search"), config.extra["searched"])
+    lead_on(Path(config.site_dir), config.extra["moved"])
     for path in linked:
         target = Path(config.site_dir, COPIES, f"{path}.txt")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, target)
+
+
+def lead_on(site: Path, moved: dict[str, str]) -> None:
+    """Pages that are gone, in both languages, lead to where their sections are now. moved: the old
+    address of a page or of a section, and the new one."""
+    for page in {old.partition("#")[0] for old in moved}:
+        root = "../" * page.count("/")
+        places = {
+            old.removeprefix(page): root + new
+            for old, new in moved.items()
+            if old.partition("#")[0] == page
+        }
+        for prefix in ("", "en/"):
+            target = site / prefix / page / "index.html"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(MOVED % (places[""], places[""], json.dumps(places)), "utf-8")
 
 
 def split_index(folder: Path, searched: dict[str, str]) -> None:

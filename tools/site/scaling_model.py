@@ -2,7 +2,7 @@
 
     python tools/site/scaling_model.py
 
-writes what the page docs/en/scaling.md shows of it, scaling.{zh,en}.md in docs/assets/results, and
+writes what docs/en/performance.md shows of it, scaling.{zh,en}.md in docs/assets/results, and
 from torchvision scaling-models.json. The formulas are those of the figure on that page,
 docs/assets/javascripts/figures/overlap.js; the page says where the numbers come from and what the
 model leaves out.
