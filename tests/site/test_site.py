@@ -217,6 +217,7 @@ def test_addresses_of_pages_that_are_gone(site: Path, page: Page, address: str) 
     for old, new in (
         ("scaling/", "performance/"),
         ("en/scaling/#stop", "en/performance/#stop"),
+        ("en/faq/#wrap-order", "en/convert/#step-1"),
     ):
         page.goto(address + old)
         page.wait_for_url(address + new)
@@ -243,16 +244,16 @@ def test_doctor_to_download(site: Path, tmp_path: Path) -> None:
 QUERIES = {
     "": {"梯度累积": "recipes/#accumulation", "加权采样": "recipes/#weighted",
          "显存不够": "troubleshooting/#oom", "死锁": "troubleshooting/#hang",
-         "nccl 超时": "troubleshooting/#error-watchdog", "学习率怎么设": "faq/#scale-lr",
+         "nccl 超时": "troubleshooting/#error-watchdog", "学习率怎么设": "concepts/#learning-rate",
          "准确率不一样": "troubleshooting/#accuracy", "多机训练": "launching/",
          "断点续训": "recipes/#resume", "端口被占用": "troubleshooting/#start"},
     "en/": {"Expected to have finished reduction in the prior iteration":
                 "troubleshooting/#error-unused",
             "stuck": "troubleshooting/#hang", "deadlock": "troubleshooting/#hang",
             "NCCL timeout": "troubleshooting/#error-watchdog",
-            "accuracy differs": "troubleshooting/#accuracy", "set_epoch": "faq/#set-epoch",
-            "out of memory": "troubleshooting/#oom", "learning rate": "faq/#scale-lr",
-            "WeightedRandomSampler": "recipes/#weighted", "jupyter": "faq/#notebook"},
+            "accuracy differs": "troubleshooting/#accuracy", "set_epoch": "convert/#step-5",
+            "out of memory": "troubleshooting/#oom", "learning rate": "concepts/#learning-rate",
+            "WeightedRandomSampler": "recipes/#weighted", "jupyter": "convert/#alone"},
 }  # fmt: skip
 
 

@@ -27,7 +27,6 @@ META = {
     "changelog.md": {"search": {"boost": 0.3}},
     "chapters/": {"hide": ["navigation", "toc"]},
     "convert.md": {"hide": ["navigation", "toc"], "search": {"boost": 2}},
-    "faq.md": {"search": {"boost": 2}},
     "handbook/api.md": {"hide": ["toc"]},
     "handbook/tensors.md": {"search": {"boost": 0.5}},
     "index.md": {"hide": ["navigation", "toc"]},
