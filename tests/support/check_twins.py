@@ -15,7 +15,7 @@ HEADING = re.compile(r"^(#{1,6}) .+$")
 LINK = re.compile(r"\]\(<?([^)>\s]+)>?[^)]*\)")
 CHINESE = re.compile("[\u2e80-\u9fff\uf900-\uffef“”]")
 
-# What a Chinese page does not say: what it says instead, as its glossary does. Once it may explain
+# What a Chinese page does not say: what it says instead, as an engineer does. Once it may explain
 # the English word: buffer（缓冲区）.
 WORDS = {
     "缓冲区": "buffer",
