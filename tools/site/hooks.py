@@ -26,6 +26,7 @@ from tools.site.theme import change_scripts
 META = {
     "changelog.md": {"search": {"boost": 0.3}},
     "chapters/": {"hide": ["navigation", "toc"]},
+    "concepts.md": {"search": {"boost": 1.5}},
     "convert.md": {"hide": ["navigation", "toc"], "search": {"boost": 2}},
     "handbook/api.md": {"hide": ["toc"]},
     "handbook/tensors.md": {"search": {"boost": 0.5}},
