@@ -283,6 +283,7 @@ class Comparison:
             kind, name, values = found
             self.numbers = self.numbers and kind == "differs"
             self.say(kind, name, n, **values)
+        self.ordered &= bool(found) or inputs.same_turns(*self.runs, n)
         return not found
 
     def compare_contents(self, n: int, mine: list, theirs: list) -> bool:
