@@ -186,7 +186,10 @@ class Draws(TorchFunctionMode):
             return result
 
         if key not in self.calls:  # else it is computed once more
-            per, whose = self.whose(func, args, result)
+            try:
+                per, whose = self.whose(func, args, result)
+            except Exception:
+                per, whose = -1, []
             self.note(key, func, result, "" if is_ours(key) else str(key), per, whose)
         noted, whose = self.calls.get(key, (None, []))
         if whose:
@@ -237,16 +240,17 @@ class Draws(TorchFunctionMode):
             per = size // count if size % count == 0 else 0
             who = who or [rank + world * (before // (per or 1) + n) for n in range(count)]
             if noted and noted[3] != per:
-                if noted[3] < 1 or noted[2][0] != size:
+                if noted[3] < 1 or noted[2][0] != size or not event["count"]:
                     return 0, []
                 # No batch, but as many rows in both runs: the first took them for its batch.
                 per, who = 0, event["who"] or range(event["count"])
             return per, [(one, n) for one in who for n in range(size // len(who))]
 
-        fixed = noted and noted[2][0] == size and world != event["world"] and not repeated(parts)
-        if fixed:
-            return 0, [(n, 0) for n in range(size)]
-        if noted and (noted[3] < 1 or sum_of(parts, number) * event["world"] % (size * world)):
+        if noted and noted[3] < 1:
+            return 0, []
+        if noted and noted[2][0] == size and world != event["world"] and not repeated(parts):
+            return 0, [(n, 0) for n in range(size)]  # a fixed number of rows
+        if noted and sum_of(parts, number) * event["world"] % (size * world):
             return 0, []
         return 1, [(rank + world * (before + n), 0) for n in range(size)]
 

@@ -148,11 +148,19 @@ SAME = {
         "        losses = nn",
         "        torch.manual_seed(rank)\n        losses = nn",
     ),
+    "contiguous shares": (
+        *NOISY,
+        "DataLoader(train_set, batch_size, sampler=sampler)",
+        """DataLoader(
+    train_set, batch_sampler=[
+        [*range(begin + rank * batch_size, begin + (rank + 1) * batch_size)]
+        for begin in range(0, len(train_set) - 15, 16)])""",
+    ),
     "a loader that fetches ahead": (*NOISY, *AHEAD),
 }
 
 
-IN_PROOF = ("a checkpoint", "a seed of the rank in each step", "an evaluation that draws")
+IN_PROOF = ("noise", "a checkpoint", "a seed of the rank in each step", "an evaluation that draws")
 
 
 def marked(names: dict, proof: tuple) -> list:
@@ -168,7 +176,8 @@ def test_matched(what: str, size: int, crew: Crew, tmp_path: Path) -> None:
         pytest.skip("4 is no multiple of 3")
     text = faults.changed(against.BASE, SAME[what])
     if size == 3:
-        text = text.replace("16 // world_size", "12 // world_size").replace("64, 1", "60, 1")
+        for old, new in ("16 // world", "12 // world"), ("64, 1", "60, 1"), ("15, 16)", "11, 12)"):
+            text = text.replace(old, new)
     comparison = compared(crew, text, tmp_path, (1, size), "draws")["en"]
     assert {seen.kind for seen in comparison.seen} == {"same"}, comparison.text()
     assert comparison.largest < 1e-12
@@ -304,16 +313,33 @@ INSIDE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_shares_that_do_not_alternate(inside: bool, crew: Crew, tmp_path: Path) -> None:
+MORE = ("        t = torch", "        world_size == 1 and torch.rand(())\n        t = torch")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(CONTIGUOUS, "rows:drawn"), (CONTIGUOUS + INSIDE, "drawn:still"), (MORE, "rows:drawn")],
+    ids=["contiguous", "inside", "more"],
+)
+def test_no_loader_and_no_match(words: tuple, name: str, crew: Crew, tmp_path: Path) -> None:
     """Without a loader, the n-th row of a rank is taken for the n-th of its turns. Where it is not,
-    noise in what the model is given, or made in the model, is named, and is no difference."""
-    text = WITHOUT_LOADER.replace("FACTOR", "False")
-    text = faults.changed(text, (*CONTIGUOUS, *(INSIDE if inside else ())))
+    noise in what the model is given, or made in the model, is named, and is no difference; nor is
+    it where one run draws more often."""
+    text = faults.changed(WITHOUT_LOADER.replace("FACTOR", "False"), words)
     comparison = compared(crew, text, tmp_path, without="draws")["en"]
     first = next(seen for seen in comparison.seen if seen.kind != "same")
-    assert first.name == ("drawn:still" if inside else "rows:drawn"), comparison.text()
-    assert "randn_like, " in first.text or "randint, " in first.text
+    assert first.name == name and "script.py:" in first.text, comparison.text()
+
+
+def test_a_lost_gradient_is_found_beside_it(crew: Crew, tmp_path: Path) -> None:
+    """The mode that follows what collectives give is put on, though this one is on."""
+    words = (against.LOSS,
+             "        parts = [torch.zeros_like(losses) for _ in range(world_size)]\n"
+             "        dist.all_gather(parts, losses)\n"
+             "        loss = losses.mean() + torch.cat(parts).mean()\n")  # fmt: skip
+    text = faults.changed(against.BASE, words)
+    comparison = compared(crew, text, tmp_path, without="draws")["en"]
+    assert comparison.two.first.events["lost"], comparison.text()
 
 
 OWN_STREAM = (
