@@ -294,7 +294,7 @@ class Comparison:
             self.ordered &= self.batches[0].in_turn(n) == self.batches[1].in_turn(n)
             self.ordered &= all(alike(a[1:], b[1:]) for a, b in zip(*keyed, strict=True))
             return True
-        names = [sorted(target for _, target, *_ in rows) for rows in (mine, theirs)]
+        names = [Counter(target for _, target, *_ in rows) for rows in (mine, theirs)]
         shapes = {shape for *_, shape in mine + theirs}
         for key in dict.fromkeys(key for key, *_ in mine):
             # Two ranks, or two loaders, may have an index each for samples of their own.

@@ -57,7 +57,7 @@ MISTAKES = {
         "printed"),
     "every rank trains on the same nodes": (
         "graph", ("idx_train[rank::world_size]", "idx_train[: len(idx_train) // world_size]"),
-        "gradients"),
+        "gradients:loss"),
     "advantages that each rank normalises by itself": (
         "reinforcement", ("    dist.all_reduce(sums)\n", ""), "gradients"),
     "every rank draws the same samples": (
