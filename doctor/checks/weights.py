@@ -1,6 +1,7 @@
 """Gradients and weights of ranks that train one model."""
 
 import math
+from collections import Counter
 
 from ..findings import NOTE, WRONG, check, finds
 from ..ranks import Rank, failed
@@ -177,7 +178,21 @@ def averages_weights(ranks: list[Rank]) -> bool:
             apart = n if apart is None else apart
         elif apart is not None and ranks[0].summed(apart, n + 1) >= size / 2:
             return True
+    # Or after unequal numbers of steps, as clients of federated learning make them.
+    for met in zip(*(summed_after(rank, size / 2) for rank in ranks), strict=False):
+        found = [rank.figures["weights"].get(n) for rank, n in zip(ranks, met, strict=True)]
+        if len(set(met)) > 1 and apart is not None and all(found):
+            if not any(differ(found[0], other) for other in found[1:]):
+                return True
     return False
+
+
+def summed_after(rank: Rank, least: float) -> list[int]:
+    """The steps after which the script itself sent so many numbers."""
+    counts = Counter()
+    for event in rank.events["collective"]:
+        counts[event["place"]] += event["size"]
+    return sorted(place for place, count in counts.items() if count >= least)
 
 
 def sweeps(ranks: list[Rank]) -> bool:

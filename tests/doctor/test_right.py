@@ -244,7 +244,7 @@ RIGHT = sorted(PROGRAMS - WRONG.keys())
 CORE = """
     dataset_readers expert_parallel grpo gathered_and_cut lock_file looks_first prefetch_thread
     results_by_files results_of_a_library scheduler_by_design sequence_halves
-    tensor_parallel_by_hand views_added_up
+    tensor_parallel_by_hand views_added_up federated
     wrong_fsdp_alike wrong_local_rank wrong_own_stop wrong_no_sampler wrong_contrast wrong_detection
     wrong_vote
     average_in_a_task curriculum episodes divided_classes_of_one_seed last_pass loader_of_users

@@ -27,6 +27,7 @@ def main():
             if not torch.isfinite(loss):
                 skipped += 1
                 continue
+            optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         if rank == 0:
