@@ -582,6 +582,8 @@ ORDERS = {
          "Points(64, 1)", "Points(60, 1)"), "again"),
     "no share for each rank": (
         (SAMPLER, "sampler = torch.utils.data.RandomSampler(train_set)", SET_EPOCH, ""), "twice"),
+    "a share in name alone": (
+        own_sampler(f"{PERMUTE}\n        yield from order{LENGTH}64"), "twice"),
     "no share of a list": (
         (LOADER, LOADER.replace("=sampler", "=torch.randperm(64).tolist()")), "twice"),
     "no share of batches of its own": (

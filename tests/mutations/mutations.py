@@ -956,7 +956,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{ORDER}[a-sampler-that-fills-a-batch-up]": [
         ("how much fills the shares up", 1, "if again[1] <= again[0] + most:", "if True:"),
     ],
-    f"{ORDER}[no-share-of-a-list]": [
+    f"{ORDER}[a-share-in-name-alone]": [
         ("a sampler that gives the whole set", 1, "(exact and shares == 1 and not again)", "False"),
     ],
     f"{ORDER}[batches-of-as-many-words]": [
