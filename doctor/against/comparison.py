@@ -537,7 +537,8 @@ class Comparison:
             self.say_lines("cause", "printed:share", found, both)
         else:
             places = {line["place"] for *_, line in sure}
-            drawn = {n: unmatched(self.runs, n - 1, n, self.ordered) for n in places}
+            # What training drew left equal weights.
+            drawn = {n: unmatched(self.runs, n - 1, n, self.ordered, False) for n in places}
             wrong = [row for row in sure if not drawn[row[2]["place"]]]
             moved = self.moved(wrong, mine) if wrong else {}
             steady = [row for row in wrong if self.others(*row, moved)]

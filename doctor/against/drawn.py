@@ -10,13 +10,12 @@ NAME, AT, SHAPE, PER, SOURCE = range(5)  # of a call in an event
 FEW = 3  # calls that are named
 
 
-def unmatched(
-    runs: tuple[Run, Run], first: int, last: int, ordered: bool, training: bool = False
-) -> str:
+def unmatched(runs: tuple[Run, Run], first: int, last: int, ordered: bool, training: bool) -> str:
     """The first calls whose numbers are others in the second run, or may be; or "".
 
     first, last: how many steps had been made when it drew. ordered: a row of a batch is known to
-    be of the same sample in both. training: not in an evaluation.
+    be of the same sample in both. training: not in an evaluation; else in nothing but one, as far
+    as loaders tell.
     """
     groups = defaultdict(lambda: ([], []))  # steps, stream -> events of each run
     for number, run in enumerate(runs):
@@ -24,8 +23,9 @@ def unmatched(
             passes = {one.loader["id"] for one in rank.trained()}
             for event in rank.events["drawn"]:
                 one = rank.passes.get(event["pass"])
-                learned = one is None or one.loader["id"] in passes
-                if first <= event["n"] <= last and (learned or not training):
+                learned = one is not None and one.loader["id"] in passes
+                wanted = one is None or learned == training
+                if first <= event["n"] <= last and wanted:
                     groups[event["n"], event["stream"]][number].append(event)
     for _, (mine, theirs) in sorted(groups.items()):
         if calls := parted(mine, theirs, ordered):

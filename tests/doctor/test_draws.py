@@ -202,7 +202,7 @@ NAMED = {
     "rows in another order than the indices": ((*NOISY, *LONGEST), "drawn:still", "randn_like"),
     "dropout": (("ddp(points)", "ddp(nn.functional.dropout(points, 0.2))"), "drawn:still",
                 "dropout"),
-    "an evaluation with numpy's": (
+    "an evaluation that draws from numpy": (
         ("average(points)", "average(points + torch.from_numpy(numpy.random.randn(len(points), 8))"
          ".float())", "import copy\n", "import copy\n\nimport numpy\n"),
         "printed:drawn", "numpy.random"),

@@ -37,6 +37,7 @@ ENDINGS = "tests/doctor/test_endings.py"
 PROBES = "tests/doctor/test_probes.py"
 KINDS = "tests/doctor/test_right.py"
 AGAINST = "tests/doctor/test_against.py"
+DRAWS = "tests/doctor/test_draws.py"
 ORDER = f"{AGAINST}::test_order_of_the_first_run"
 INPUTS = "tests/doctor/test_inputs.py"
 CASES = "tests/doctor/test_cases.py::test_case"
@@ -533,6 +534,48 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{DOCTOR}::test_a_mean_of_means": [
         ("an evaluation is checked by its number of samples", 1,
          "or size in counted(phase, 0)", "or reduced"),
+    ],
+    f"{DRAWS}::test_matched[2-contiguous-shares]": [
+        ("numbers belong to samples, however they are shared", 1,
+         "who = who or [rank + world * (before", "who = [rank + world * (before"),
+    ],
+    f"{DRAWS}::test_matched[2-all-forms]": [
+        ("what the first run drew tells which draws are of samples", 1,
+         "            if noted and noted[3] != per:", "            if False:"),
+    ],
+    f"{DRAWS}::test_matched[2-a-reentrant-checkpoint]": [
+        ("a recomputation gets the numbers of the forward pass", 1,
+         "        key = torch.initial_seed()\n", "        key = mix(self.step, len(self.calls))\n"),
+    ],
+    f"{DRAWS}::test_matched[2-a-loader-that-fetches-ahead]": [
+        ("numbers are of the batch that is trained on", 1,
+         "self.ahead = len(self.batches) == 2", "self.ahead = 0"),
+    ],
+    f"{DRAWS}::test_what_cannot_be_matched[rows-in-another-order-than-the-indices]": [
+        ("rows that a collate_fn has sorted are nobody's for sure", 1,
+         "            self.ordered &= all(alike(a[1:]", "            all(alike(a[1:]"),
+    ],
+    f"{DRAWS}::test_what_cannot_be_matched[compiled]": [
+        ("what compiled code draws is named", 1, "or min(a[PER], b[PER]) < 0", ""),
+    ],
+    f"{DRAWS}::test_what_cannot_be_matched[a-generator-of-the-rank]": [
+        ("generators of the script's own are compared", 1, " or a[SOURCE] != b[SOURCE]", ""),
+    ],
+    f"{DRAWS}::test_what_cannot_be_matched[an-evaluation-that-draws-from-numpy]": [
+        ("what an evaluation draws makes no printed line a difference", 1,
+         "drawn = {n: unmatched(self.runs, n - 1, n, self.ordered, False) for n in places}",
+         'drawn = {n: "" for n in places}'),
+    ],
+    f"{DRAWS}::test_no_loader_and_no_match[inside]": [
+        ("without a loader, whose a row is was taken for granted", 1,
+         "bool(found) or inputs.same_turns(*self.runs, n)", "True"),
+    ],
+    f"{DRAWS}::test_data_sets_draw_as_ever[0]": [
+        ("data sets draw from the script's own stream", 1, "not in self.seeded:", "is None:"),
+    ],
+    f"{DRAWS}::test_a_lost_gradient_is_found_beside_it": [
+        ("a mode of the doctor does not keep another one off", 1,
+         'mode is None or hasattr(mode, "of_doctor")', "mode is None"),
     ],
     f"{AGAINST}::test_nothing_differs[2-as-it-is]": [
         ("samples of all ranks together", 1,
