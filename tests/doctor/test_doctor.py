@@ -414,6 +414,7 @@ def train(rank):
     for images in torch.utils.data.DataLoader(torch.ones(5, 2)):
         model(images).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
     images[rank + 1]
 
 
@@ -446,7 +447,7 @@ def test_ended_by_a_signal_to_all(tmp_path: Path) -> None:
     def ended(error: str, before: float) -> dict:
         start = {"e": "process", "t": 0, "pid": 1, "host": "a", "torch": "2"}
         rank = {"e": "rank", "t": 1, "rank": 0, "world": 1, "group": "0"}
-        step = {"e": "step", "t": 2, "passes": []}
+        step = {"e": "step", "t": 2, "passes": [], "learned": []}
         leaves = {"e": "exit", "t": 100 - before, "error": error, "at": None}
         [found] = ranks_of({tmp_path / "a.jsonl": [start, rank, step, leaves]}, stopped=100)
         return found.ended
@@ -564,7 +565,7 @@ def test_one_file(tmp_path: Path) -> None:
     words += ["--allow", "same_order,shared_file", "bash", "train.sh"]
     result = run_short(words, tmp_path)
     assert result.returncode == 0 and "NOTE  same_order" in result.stdout, result.output
-    assert "ended: steps\n" in result.stdout, result.output
+    assert "结束：steps\n" in result.stdout, result.output
     written = json.loads((tmp_path / "verdict.json").read_text())
     assert [found["name"] for found in written["findings"]] == ["same_order"]
     assert [row["id"] for row in written["not_checked"]] == ["clipped"]

@@ -132,7 +132,7 @@ def test_output_in_ascii(tmp_path: Path) -> None:
     words = [*TOOL, "--lang", "zh", "--json", "verdict.json", *ALONE]
     result = run(words, tmp_path, env={"PYTHONIOENCODING": "ascii"})
     assert result.returncode == 2 and "NOTE  wrapped_keys" in result.stdout, result.output
-    assert "ended by ValueError('\\udcff \\u56fe')" in result.stdout, result.output
+    assert "ValueError('\\udcff \\u56fe')" in result.stdout, result.output
     json.loads((tmp_path / "verdict.json").read_text("utf-8"))
 
 
