@@ -99,6 +99,11 @@ class Report:
         """One of the words, by its name; any other text as it is."""
         return self.words.get(text, [text])[0]
 
+    def headed(self, name: str, text: str) -> str:
+        """A Chinese colon has its space in itself."""
+        head = self.say(name)
+        return head + text if head.endswith("：") else f"{head} {text}"
+
     def skip(self, which: str, why: str) -> None:
         self.not_checked[which] = self.word(why)
 
@@ -109,12 +114,12 @@ class Report:
         parts = ["\n".join(finding.lines(own_call())) + "\n" for finding in self.findings]
         nothing = "until" if self.broken else "recorded" if self.cut else "nothing"
         parts = parts or [self.say(nothing) + "\n"]
-        parts += [f"{self.say('checked')} {', '.join(self.checked)}"] if self.checked else []
+        parts += [self.headed("checked", ", ".join(self.checked))] if self.checked else []
         reasons = defaultdict(list)
         for name, why in self.not_checked.items():
             reasons[why].append(name)
         for why, names in reasons.items():
-            parts.append(f"{self.say('not_checked')} {', '.join(names)} ({why})")
+            parts.append(self.headed("not_checked", f"{', '.join(names)} ({why})"))
         return "\n".join(parts)
 
     def json(self) -> dict:

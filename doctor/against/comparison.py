@@ -105,7 +105,7 @@ class Comparison:
     def text(self) -> str:
         lines = []
         for seen in self.seen:
-            lines.append(f"{self.report.say(f'against_{seen.kind}')} {seen.text}")
+            lines.append(self.report.headed(f"against_{seen.kind}", seen.text))
             lines += [f"  -> {seen.advice}"] * bool(seen.advice)
         if all(seen.kind == "same" for seen in self.seen):
             lines.append(self.report.say("against_nothing"))

@@ -142,7 +142,7 @@ def verdict(run: dict, language: str) -> list[str]:
     for row in run["against"]:
         text, *advice = report.words[f"against:{row['name']}"][:2]
         lines += [report.say("against_runs", a=SINGLE, b=" ".join(LAUNCH))]
-        lines += [f"{report.say('against_differs')} {text.format(**row['values'])}"]
+        lines += [report.headed("against_differs", text.format(**row["values"]))]
         lines += [f"  -> {one}" for one in advice] + [""]
     for row in run["findings"]:
         report.find(row["name"], row["at"], **row["values"])
