@@ -271,7 +271,7 @@ def test_order_of_several_ranks(sizes: tuple, crew: Crew, tmp_path: Path) -> Non
           "torch.utils.data.SubsetRandomSampler(range(64))", against.SET_EPOCH, ""),
          {"same_samples", "overlapping_samples", "same_order"}),
     ],
-    ids=["set_epoch", "rank", "rank of one run"],
+    ids=["set_epoch", "rank", "rank-of-one-run"],
 )  # fmt: skip
 def test_own_order_is_judged(words: tuple, names: set, crew: Crew, tmp_path: Path) -> None:
     """The verdict on the second run is on what its samplers drew, not on what it was given."""

@@ -1012,7 +1012,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{ORDER}[a-Subset]": [
         ("indices into a Subset", 1, 'batch.get("raw") or batch', "batch"),
     ],
-    f"{AGAINST}::test_own_order_is_judged[set_epoch]": [
+    f"{AGAINST}::test_own_order_is_judged[rank-of-one-run]": [
         ("what a sampler has drawn itself", 1, "        entry[1] = [",
          "        entry[0] = entry[1] = ["),
     ],
