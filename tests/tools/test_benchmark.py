@@ -49,8 +49,6 @@ def test_ratios_are_taken_within_a_round() -> None:
     ("name", "one", "other", "figure"),
     [
         ("cpu-2-cores", "02", "2 x 01", "training"),
-        ("cpu-2-cores", "02 --bf16", "reference", "training"),
-        ("cpu-2-cores", "02", "reference", "training"),
         ("cpu-2-cores", "03 spawned", "03", "validation"),
         ("gpu-h200/speed", "02", "reference", "training"),
         (
