@@ -120,9 +120,6 @@ def test_a_detector_as_people_write_it(size: int, crew: Crew, tmp_path: Path) ->
     first = next(seen for seen in comparison.seen if seen.kind != "same")
     assert (first.kind, first.name) == ("cause", "drawn:still"), comparison.text()
     assert "torchvision/models/detection/" in first.text
-        "torchvision/models/detection/" in first.text
-        and "torchvision/models/detection/" in first.text
-    )
     assert comparison.status() == 0
 
 
