@@ -41,6 +41,11 @@ class Pass:
         """All batches came; not all programs ask for one more to see that there is none."""
         return bool(self.batches) and (self.ended or len(self.batches) == self.total)
 
+    def planned(self) -> int:
+        """How many indices it should have, were it not cut short; 0: nobody knows."""
+        batches = (self.total or 0) * len(self.batches[0]["indices"]) if self.batches else 0
+        return self.loader["draws"] or batches
+
     def unseen(self) -> bool:
         """Its samples have indices, which were not seen."""
         return not self.loader["iterable"] and any("indices" not in one for one in self.batches)

@@ -268,8 +268,11 @@ class Comparison:
             self.say("skipped", "order", n, **values)
         elif again[0] < again[1] and a.total() <= b.total():
             self.numbers = False
+            mine, theirs = (sum(p.planned() for p in one.of_step(n)) for one in self.batches)
             if again[1] <= again[0] + most:
                 self.say("cause", "padding", n, repeats=again[1])
+            elif theirs >= 2 * mine > 0:
+                self.say("differs", "longer", n, mine=mine, theirs=theirs)
             else:
                 self.say("skipped", "again", n, repeats=again[1], most=most)
         else:

@@ -3,7 +3,7 @@
 from itertools import zip_longest
 
 from ..checks.teams import Teams
-from ..ranks import Pass, Rank
+from ..ranks import Rank
 
 
 def told(ranks: list[Rank]) -> dict:
@@ -32,7 +32,7 @@ def orders(ranks: list[Rank]) -> list[dict]:
                 "fingerprint": one.loader["fingerprint"],
                 "batches": list(map(of_all_ranks, batches)),
                 "whole": all(each.whole() for each in passes),
-                "draws": sum(map(planned, passes)),
+                "draws": sum(each.planned() for each in passes),
             }
         )
     return found
@@ -42,9 +42,3 @@ def of_all_ranks(batches: tuple[dict, ...]) -> list:
     """The indices of a batch that each rank had, in turn: as a sampler shares an order out."""
     rows = zip_longest(*(batch.get("raw") or batch.get("indices", []) for batch in batches))
     return [key for row in rows for key in row if key is not None]
-
-
-def planned(one: Pass) -> int:
-    """How many indices it should have, were it not cut short; 0: nobody knows."""
-    batches = (one.total or 0) * len(one.batches[0]["indices"]) if one.batches else 0
-    return one.loader["draws"] or batches

@@ -44,7 +44,7 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
     told_of_first: a file, for the second of two runs.
     """
     os.environ["DOCTOR_AGAINST"] = without
-    hook = None
+    hook, randperm = None, torch.randperm
     if told_of_first:
         os.environ["DOCTOR_FIRST"] = told_of_first
     try:
@@ -76,7 +76,9 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
     finally:
         if hook:
             hook.remove()
-        torch.set_default_dtype(torch.float32)  # a script may have set another
+        # A script may have set others.
+        torch.set_default_dtype(torch.float32)
+        torch.randperm = randperm
         del os.environ["DOCTOR_AGAINST"]
         os.environ.pop("DOCTOR_FIRST", None)
 
