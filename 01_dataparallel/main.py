@@ -503,7 +503,7 @@ def main(argv: list[str] | None = None) -> None:
         results = evaluate(args, raw_model, val_loader)
         log(log_file, "eval", {"epoch": first_epoch, **results})
     epochs = [] if args.evaluate else range(first_epoch, args.epochs)
-    best = checkpoint.get("best") if args.resume == "" else None  # of this run alone
+    best = checkpoint.get("best") if args.resume == "" else None  # a PATH begins anew
     for epoch in epochs:
         # Each epoch has an order of its own, the same as in 02_distributed.
         train_loader.sampler.generator.manual_seed(args.seed * 1_000_003 + epoch)

@@ -515,8 +515,8 @@ def worker(local_rank: int, argv: list[str] | None, meeting: str) -> None:
     mine["images to evaluate"] = fingerprint(val_set)
     may_differ = {"--data", "--workers", "--output-dir", "--resume"}  # by machine
     may_differ |= {"--node-rank", "--master-addr"}
-    found = [{}] * world_size
-    dist.all_gather_object(found, mine)  # [dist] or they would train on in silence
+    found = [None] * world_size
+    dist.all_gather_object(found, mine)  # [dist] unequal ranks would train in silence
     for name in sorted(mine.keys() - may_differ):
         values = sorted({str(theirs.get(name)) for theirs in found})
         if len(values) > 1:
@@ -557,7 +557,7 @@ def worker(local_rank: int, argv: list[str] | None, meeting: str) -> None:
         results = evaluate(args, raw_model, val_loader)
         log(log_file, "eval", {"epoch": first_epoch, **results})
     epochs = [] if args.evaluate else range(first_epoch, args.epochs)
-    best = checkpoint.get("best") if args.resume == "" else None  # of this run alone
+    best = checkpoint.get("best") if args.resume == "" else None  # a PATH begins anew
     for epoch in epochs:
         train_loader.sampler.set_epoch(epoch)  # [dist] gives each epoch its own order
         train_loader.dataset.epoch.fill_(epoch)  # and its own crops and flips

@@ -523,7 +523,7 @@ def main(argv: list[str] | None = None) -> None:
     mine |= {"epochs done": first_epoch, "images": fingerprint(train_set)}
     mine["images to evaluate"] = fingerprint(val_set)
     may_differ = {"--data", "--workers", "--output-dir", "--resume"}  # by machine
-    found = hvd.allgather_object(mine)  # [dist] or they would train on in silence
+    found = hvd.allgather_object(mine)  # [dist] unequal ranks would train in silence
     for name in sorted(mine.keys() - may_differ):
         values = sorted({str(theirs.get(name)) for theirs in found})
         if len(values) > 1:
@@ -571,7 +571,7 @@ def main(argv: list[str] | None = None) -> None:
         results = evaluate(args, raw_model, val_loader)
         log(log_file, "eval", {"epoch": first_epoch, **results})
     epochs = [] if args.evaluate else range(first_epoch, args.epochs)
-    best = checkpoint.get("best") if args.resume == "" else None  # of this run alone
+    best = checkpoint.get("best") if args.resume == "" else None  # a PATH begins anew
     for epoch in epochs:
         train_loader.sampler.set_epoch(epoch)  # [dist] gives each epoch its own order
         train_loader.dataset.epoch.fill_(epoch)  # and its own crops and flips

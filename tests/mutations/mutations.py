@@ -196,7 +196,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the best accuracy so far", 7, 'checkpoint.get("best")', "None"),
     ],
     f"{RESUME}::test_best_of_a_new_folder[02_distributed]": [
-        ("a best of this run alone", 7, ' if args.resume == "" else None  # of this run', "  #"),
+        ("a best of this run alone", 7, ' if args.resume == "" else None', ""),
         ("a best that is a plain number", 6, 'float(results["acc1"])', 'results["acc1"]'),
     ],
     f"{ERRORS}::test_refused[02_distributed-other_head]": [
