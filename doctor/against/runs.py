@@ -138,9 +138,7 @@ class Samples:
         self.drawn = any(event["states"] for one in every for event in one.drew)
         # Ways to tell the batches of a step, each: for each rank, step -> its batches.
         self.ways = [[batches_of(passes, *way) for passes in self.passes] for way in WAYS]
-        whole = [one for passes in self.passes for one in passes if one.whole()]
-        fits = whole and not any(len(one.learned) % len(one.batches) for one in whole)
-        self.way = self.ways[1 if fits else 0]
+        self.way = self.ways[1 if fit(self.passes) else 0]
 
     def batches(self, n: int) -> list[list]:
         """Of step n, for each rank: pairs of a pass and a batch."""
@@ -203,6 +201,16 @@ class Samples:
 # A backward pass is of the latest batch, and what was skipped before it is of none. Or a loop or a
 # thread fetches ahead, in each pass or beyond its end: then backward passes take batches in turn.
 WAYS = ((False, False), (True, False), (True, True))
+
+
+def fit(ranks: list[list[Pass]]) -> bool:
+    """Whether each batch of a pass has as many backward passes: then they take them in turn."""
+    whole = [one for passes in ranks for one in passes[:-1] if one.whole()]
+    counts = [(len(one.learned), len(one.batches)) for one in whole]
+    if not counts:  # in its last pass a run may be stopped, with batches that have no backward pass
+        last = [passes[-1].learned for passes in ranks if passes and passes[-1].learned]
+        counts = [(len(learned), learned[-1][1]) for learned in last]
+    return bool(counts) and not any(learned % given for learned, given in counts)
 
 
 def batches_of(passes: list[Pass], ahead: bool, endless: bool) -> dict[int, dict]:

@@ -137,5 +137,13 @@ def test_a_mistake_of_its_kind(kind: str, size: int, crew: Crew, tmp_path: Path)
     assert comparison.status() == 1
 
 
+def test_batches_that_are_fetched_in_groups_are_all_compared(crew: Crew, tmp_path: Path) -> None:
+    """A run that is stopped in its first epoch, with batches that nothing was learned from."""
+    line = "        while group := list(islice(batches, ACCUMULATE)):\n"
+    both = line, line + "            if len(group) < ACCUMULATE:\n                raise SystemExit(1)\n"
+    comparison = compare(crew, "language_model", tmp_path, 2, both=both)
+    assert "samples: 10 steps of 24" in comparison.text()
+
+
 def test_each_kind_has_a_mistake() -> None:
     assert sorted(task for task, _, _ in MISTAKES.values()) == TASKS
