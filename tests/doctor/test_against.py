@@ -14,6 +14,7 @@ import against
 import faults
 import pytest
 import torch
+from check_twins import but_rounding
 from crew import Crew
 from examined import OLDEST, record
 from harness import ROOT, run, run_short
@@ -27,8 +28,10 @@ from doctor.checks.weights import apart, differ
 from doctor.findings import WRONG
 from doctor.ranks import Rank, failed, read_ranks
 from doctor.report import LANGUAGES, Report
+from doctor.without import PARTS
 from tools.site.verdicts import all_cases
 
+CONVERT = ROOT / "docs/examples/convert"
 ATTACHED = []
 
 
@@ -333,6 +336,20 @@ def test_command(tmp_path: Path) -> None:
     assert (first["name"], first["step"]) == ("gradients:processes", 1), result.output
     assert first["values"]["low"] == pytest.approx(2, rel=1e-12)
     assert first["values"]["high"] == pytest.approx(2, rel=1e-12)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_pages_show_it(wrong: bool, crew: Crew, tmp_path: Path) -> None:
+    """What they print when the two scripts of convert.md are compared."""
+    single, multi = ((CONVERT / name).read_text() for name in ("single.py", "multi.py"))
+    loss = "cross_entropy(ddp_model(inputs), targets)"
+    texts = single, faults.changed(multi, (loss, f"{loss} * world_size") if wrong else ())
+    for language, found in compared(crew, texts, tmp_path, without=",".join(PARTS)).items():
+        readme = "README.md" if language == "en" else "README.zh-CN.md"
+        pages = [f"docs/{language}/{name}.md" for name in ("doctor", "convert")]
+        for page in pages[:1] if wrong else [*pages, readme]:
+            shown = but_rounding((ROOT / page).read_text())
+            assert f"```text\n{but_rounding(found.text())}\n```" in shown, page
 
 
 def test_a_first_run_that_cannot_be_repeated(crew: Crew, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The commands on the pages: each is understood by the program that it starts, and those marked
-```bash run are run, in both languages the same ones (test_pages.py). And the flags that the
-reference lists."""
+```bash run are run, in both languages the same ones (test_pages.py), and print what stands below
+them. And the flags that the reference lists."""
 
 import contextlib
 import importlib.util
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from check_twins import Command, commands
+from check_twins import Command, but_rounding, commands
 from harness import (
     CHAPTERS,
     ROOT,
@@ -93,13 +93,18 @@ def test_reference_has_every_flag(language: str) -> None:
 
 
 def to_be_run() -> list:
-    """What is marked so, each once, of one language: those of the other are its twins. One of them
-    in every test run."""
-    texts = [page.read_text("utf-8") for page in PAGES if page.is_relative_to(ROOT / "docs/zh")]
-    found = {" ".join(c.words): c for text in texts for c in commands(text) if c.run}
+    """What is marked so, each once: a verdict in both languages, of all else the twin is the same.
+    One of them in every test run."""
+    texts = [page.read_text("utf-8") for page in PAGES]
+    found = {(*c.words, c.printed): c for text in texts for c in commands(text) if c.run}
+    assert any(command.printed for command in found.values())
     assert len(found) > 1 and sum(ALWAYS_RUN in words for words in found) == 1
     return [
-        pytest.param(command, id=words[:60], marks=() if ALWAYS_RUN in words else pytest.mark.proof)
+        pytest.param(
+            command,
+            id=" ".join(command.words)[:60],
+            marks=() if ALWAYS_RUN in words else pytest.mark.proof,
+        )
         for words, command in found.items()
     ]
 
@@ -116,11 +121,13 @@ def test_marked_commands_run(command: Command, tmp_path: Path) -> None:
         pytest.skip("needs Slurm as root: sudo tools/mini_slurm.sh install")
     for name in [*CHAPTERS, "docs", "doctor", "tools"]:
         (tmp_path / name).symlink_to(ROOT / name)
-    env = ON_CPU | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = ON_CPU | {"PATH": path, "LC_ALL": "C.UTF-8"}  # or a verdict would be in the tester's own
     full = ["bash", "-euc", shlex.join([*words, *(SMALL if chapter else [])])]
     launch = cluster.user(*full) if cluster else full
     result = (run if chapter else run_short)(launch, tmp_path, 240, env)
     assert result.returncode == 0, result.output
+    assert but_rounding(command.printed) in but_rounding(result.stdout)
     if chapter:
         logs = [
             row for log in tmp_path.glob("runs/*/*.jsonl") for row in events(log.parent, log.name)

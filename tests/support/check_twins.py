@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from textwrap import dedent
 
 from tools.site.forms import FENCE, HEADING_ID, by_hand, directive
 
@@ -194,6 +195,14 @@ class Command:
     words: list[str]
     line: str
     run: bool  # to be run by a test as well, not only parsed
+    printed: str  # what the page shows right below its fence, in a fence of text
+
+
+def but_rounding(text: str) -> str:
+    """Lines as a page and a terminal have both: how far right runs differ is another number on
+    another CPU."""
+    lines = [re.sub(r"\d+(\.\d+)?e-\d+", "…", line.strip()) for line in text.strip().splitlines()]
+    return "\n".join(lines)
 
 
 def commands(text: str) -> list[Command]:
@@ -201,9 +210,12 @@ def commands(text: str) -> list[Command]:
     stands for a number."""
     found = []
     values: dict[str, str] = {}
-    for fence in read_page(text).fences:
+    fences = read_page(text).fences
+    printed = {f.number: dedent("\n".join(f.lines)) for f in fences if f.language == "text"}
+    for fence in fences:
         if fence.language != "bash":
             continue
+        below = printed.get(fence.number + len(fence.lines) + 3, "")
         script = re.sub(r"\\\n\s*", " ", "\n".join(fence.lines))
         for line in script.splitlines():
             whole = re.sub(r"\$(\w+)", lambda match: values.get(match[1], "1"), line)
@@ -212,5 +224,5 @@ def commands(text: str) -> list[Command]:
                     values[match[1]] = match[2]
                     words = words[1:]
                 if words:
-                    found.append(Command(words, line.strip(), "run" in fence.classes))
+                    found.append(Command(words, line.strip(), "run" in fence.classes, below))
     return found
