@@ -20,8 +20,8 @@ TASKS = sorted(path.name for path in FOLDER.iterdir())
 # What torchvision's detectors differ by on several ranks, taken out of both scripts: images are
 # padded to the largest of a rank's batch, and the anchors that train are drawn.
 EXACT = (
-    "    model = build_model()\n",
-    "    model = build_model()\n"
+    "    model = build_model().to(device)\n",
+    "    model = build_model().to(device)\n"
     "    model.transform.size_divisible = 96  # pads all images to one size\n"
     "    torch.randperm = lambda count, **_: torch.arange(count)  # the first anchors, not any\n",
 )
@@ -30,7 +30,7 @@ EXACT = (
 MISTAKES = {
     "the mean of each micro-batch's own tokens": (
         "language_model",
-        ("            dist.all_reduce(tokens)\n", "",
+        ("        dist.all_reduce(tokens)\n", "",
          "(loss * world_size).backward()  # DDP divides by world_size", "loss.backward()"),
         "gradients:loss"),
     "images that each rank numbers by itself": (
@@ -38,7 +38,7 @@ MISTAKES = {
         "printed"),
     "an average of the weights on rank 0 alone": (
         "diffusion",
-        ("            ema.", "            if rank == 0:\n                ema."), "printed"),
+        ("        ema.", "        if rank == 0:\n            ema."), "printed"),
     "a rate for a batch that is multiplied by the ranks": (
         "mae", ("BASE_RATE * BATCH", "BASE_RATE * BATCH * world_size"), "rates"),
     "a sum over the batch that DDP averages": (
@@ -140,8 +140,8 @@ def test_a_mistake_of_its_kind(kind: str, size: int, crew: Crew, tmp_path: Path)
 def test_batches_that_are_fetched_in_groups_are_all_compared(crew: Crew, tmp_path: Path) -> None:
     """A run that is stopped in its first epoch, with batches that nothing was learned from."""
     line = "        while group := list(islice(batches, ACCUMULATE)):\n"
-    both = line, line + "            if len(group) < ACCUMULATE:\n                raise SystemExit(1)\n"
-    comparison = compare(crew, "language_model", tmp_path, 2, both=both)
+    stop = "            if len(group) < ACCUMULATE:\n                raise SystemExit(1)\n"
+    comparison = compare(crew, "language_model", tmp_path, 2, both=(line, line + stop))
     assert "samples: 10 steps of 24" in comparison.text()
 
 

@@ -2,9 +2,10 @@
 must then fail.
 
 Each patch replaces a piece of text in every chapter that holds it, and in the doctor, in a copy of
-the repository (test_mutations.py). That is a test session a patch, so it is part of `make proof`.
-Not here: recipes, which their own tests break (test_recipes.py); and what a test would read, the
-line of a refusal or a finding of the doctor: without the check such a test cannot be green.
+the repository (test_mutations.py); the patch of a test of tasks does so in these. That is a test
+session a patch, so it is part of `make proof`. Not here: recipes, which their own tests break
+(test_recipes.py); and what a test would read, the line of a refusal or a finding of the doctor:
+without the check such a test cannot be green.
 """
 
 from typing import NamedTuple
@@ -42,6 +43,8 @@ ORDER = f"{AGAINST}::test_order_of_the_first_run"
 INPUTS = "tests/doctor/test_inputs.py"
 CASES = "tests/doctor/test_cases.py::test_case"
 GPU_CHECK = "tests/tools/test_gpu_check.py"
+TASKS = "tests/handbook/test_task_resume.py"
+KILLED = f"{TASKS}::test_killed_and_resumed"
 # By the test that notices them: what is lost, in how many files at least, and the patch.
 # fmt: off
 PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
@@ -1041,6 +1044,17 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{INPUTS}::test_two_runs[another-seed-of-an-own-generator]": [
         ("rows in another order", 1, 'if n == 1 and values["common"] < len(a) / 2:', "if False:"),
+    ],
+    f"{KILLED}[language_model-2-1-step 19-2]": [
+        ("the random states of the ranks", 2,
+         'set_random_state(checkpoint["random"][rank])', "pass"),
+        ("batches that were trained on", 2, "before * ACCUMULATE, None", "0, None"),
+    ],
+    f"{KILLED}[diffusion-2-0-save 2-3]": [
+        ("the count of an average", 2, '"ema": ema,', '"ema": ema.module,'),
+        ("a whole checkpoint", 2,
+         'f"{CHECKPOINT}.tmp")\n        os.replace(f"{CHECKPOINT}.tmp", CHECKPOINT)',
+         "CHECKPOINT)"),
     ],
 }
 # fmt: on

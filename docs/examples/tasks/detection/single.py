@@ -1,10 +1,13 @@
 """A detector of torchvision's: lists of images of unlike sizes, a dict of losses, AP50.
 
-python docs/examples/tasks/detection/single.py
+python docs/examples/tasks/detection/single.py --resume
 """
 
+import argparse
+import os
 import random
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -12,7 +15,8 @@ from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.rpn import AnchorGenerator
 from torchvision.ops import MultiScaleRoIAlign, box_iou
 
-EPOCHS, BATCH = 4, 12
+BATCH = 12
+CHECKPOINT = "checkpoint.pt"
 
 
 def make_images(count, seed):
@@ -59,50 +63,84 @@ def average_precision(outputs, targets):
     rows = []
     for number, output in outputs.items():
         overlaps = box_iou(output["boxes"], targets[number]["boxes"])
-        for score, overlap in zip(output["scores"], overlaps, strict=True):
-            right = overlap.max() >= 0.5
+        for score, overlap in zip(output["scores"].tolist(), overlaps, strict=True):
+            right = len(overlap) > 0 and overlap.max().item() >= 0.5
             if right:
                 overlaps[:, overlap.argmax()] = 0  # each box is found once
-            rows.append([score, right])
-    found = torch.tensor(sorted(rows, reverse=True)).reshape(-1, 2)[:, 1].cumsum(0)
-    precision = found / torch.arange(1, len(found) + 1)
+            rows.append((score, right))
+    found = np.cumsum([right for _, right in sorted(rows, reverse=True)])
+    precision = found / np.arange(1, len(found) + 1)
     recall = found / sum(len(target["boxes"]) for target in targets.values())
-    best = precision.flip(0).cummax(0).values.flip(0)
-    return (best * recall.diff(prepend=torch.zeros(1))).sum().item()
+    best = np.maximum.accumulate(precision[::-1])[::-1]
+    return np.sum(best * np.diff(recall, prepend=0))
+
+
+def to_device(images, targets, device):
+    """Images of unlike sizes stay a list, and a target is a dict."""
+    images = [image.to(device) for image in images]
+    return images, [{k: v.to(device) for k, v in target.items()} for target in targets]
 
 
 @torch.inference_mode()
-def evaluate(model, loader):
+def evaluate(model, loader, device):
     """Outputs and targets, by the number of the image."""
     model.eval()
     outputs, known = {}, {}
     for number, (images, targets) in enumerate(loader):
-        [outputs[number]], [known[number]] = model(images), targets
+        [output] = model([image.to(device) for image in images])
+        outputs[number] = {name: part.cpu() for name, part in output.items()}
+        [known[number]] = targets
     return outputs, known
 
 
+def save(content, path):
+    torch.save(content, f"{path}.tmp")
+    os.replace(f"{path}.tmp", path)  # killed at any moment, it leaves a whole file
+
+
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--resume", action="store_true", help=f"from {CHECKPOINT}, once it exists")
+    args = parser.parse_args()
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
     train_set, val_set = make_images(65, seed=1), make_images(23, seed=2)
     train_loader = DataLoader(train_set, BATCH, shuffle=True, collate_fn=collate, drop_last=True)
-    # One image at a time: in a batch, images are padded to the largest, and scores change.
+    # One image at a time: a batch is padded to its largest image, and its boxes and scores change
+    # with that. So they would hang on the batch, and on the number of ranks.
     val_loader = DataLoader(val_set, 1, collate_fn=collate)
 
     torch.manual_seed(0)
-    model = build_model()
+    model = build_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    done, best = 0, 0.0
+    if args.resume and os.path.exists(CHECKPOINT):
+        checkpoint = torch.load(CHECKPOINT, map_location="cpu", weights_only=True)
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        done, best = checkpoint["epoch"], checkpoint["best"]
 
-    for epoch in range(EPOCHS):
+    for epoch in range(done, args.epochs):
+        # The order and the anchors that train follow from the epoch: no random state is saved.
+        torch.manual_seed(1000 * (1 + epoch))
         model.train()
         for images, targets in train_loader:
-            loss = sum(model(images, targets).values())
+            losses = model(*to_device(images, targets, device))
+            loss = sum(losses.values())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
 
-        outputs, targets = evaluate(model, val_loader)
-        ap = average_precision(outputs, targets)
-        print(f"epoch {epoch}: AP50 {ap:.4f} on {len(outputs)} images")
-        torch.save(model.state_dict(), "model.pt")
+        outputs, targets = evaluate(model, val_loader, device)
+        score = average_precision(outputs, targets)
+        print(f"epoch {epoch}: AP50 {score:.4f} on {len(outputs)} images")
+        if score > best:
+            best = float(score)  # torch.load refuses a number of numpy's
+            save(model.state_dict(), "best.pt")
+        parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        save(parts | {"epoch": epoch + 1, "best": best}, CHECKPOINT)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""A language model: sentences of unequal length, two micro-batches a step, perplexity.
+"""A language model: sentences of unequal length, steps in place of epochs, and a
+resume inside an epoch.
 
-python docs/examples/tasks/language_model/single.py
+python docs/examples/tasks/language_model/single.py --resume
 """
 
+import argparse
 import math
+import os
 from itertools import islice
 
 import torch
@@ -13,7 +16,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 VOCAB, CONTEXT, PAD = 32, 24, 0
-EPOCHS, BATCH, ACCUMULATE = 3, 12, 2  # 24 sentences a step
+BATCH, ACCUMULATE = 12, 2  # 24 sentences a step
+RATE, WARMUP = 1e-2, 4
+EVERY = 8  # steps, from one evaluation and checkpoint to the next
+CHECKPOINT = "checkpoint.pt"
 
 
 def make_sentences(count, seed):
@@ -29,6 +35,20 @@ def collate(sentences):
     return tokens[:, :-1], tokens[:, 1:]
 
 
+def groups(loader, order, done, device):
+    """The micro-batches of each step after so many that are done, epoch after epoch."""
+    while True:
+        # The last group of an epoch may be a smaller one.
+        epoch, before = divmod(done, math.ceil(len(loader) / ACCUMULATE))
+        order.manual_seed(epoch)
+        # What was trained on is read once more, and dropped: that is cheap for tokens. Where
+        # reading costs time, let the sampler leave it out.
+        batches = islice(loader, before * ACCUMULATE, None)
+        while group := list(islice(batches, ACCUMULATE)):
+            yield [(inputs.to(device), targets.to(device)) for inputs, targets in group]
+            done += 1
+
+
 class GPT(nn.Module):
     def __init__(self, width=32, heads=4, layers=2):
         super().__init__()
@@ -41,54 +61,111 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, VOCAB, bias=False)
 
     def forward(self, tokens):
-        length = tokens.shape[1]
-        causal = torch.ones(length, length, dtype=torch.bool).triu(1)
-        x = self.tokens(tokens) + self.positions(torch.arange(length))
-        return self.head(self.blocks(x, causal, tokens == PAD, is_causal=True))
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        later = places[:, None] < places
+        x = self.tokens(tokens) + self.positions(places)
+        return self.head(self.blocks(x, later, tokens == PAD, is_causal=True))
 
 
-def sum_of_losses(model, inputs, targets):
-    logits = model(inputs).flatten(0, 1)
-    return cross_entropy(logits, targets.flatten(), ignore_index=PAD, reduction="sum")
+def parameter_groups(model):
+    """Matrices decay; norms, biases and embeddings do not."""
+    decaying, others = [], []
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            matrix = parameter.dim() > 1 and not isinstance(module, nn.Embedding)
+            (decaying if matrix else others).append(parameter)
+    return [{"params": decaying, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+
+
+def sum_of_losses(model, inputs, targets, bf16):
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
+        logits = model(inputs).flatten(0, 1)
+    # Outside of autocast: 16 bits cannot add up the losses of some hundred tokens.
+    return cross_entropy(logits.float(), targets.flatten(), ignore_index=PAD, reduction="sum")
 
 
 @torch.inference_mode()
-def evaluate(model, loader):
+def evaluate(model, loader, device, bf16):
     """The sum of losses, and the number of tokens."""
     model.eval()
-    totals = torch.zeros(2, dtype=torch.float64)
+    totals = torch.zeros(2, dtype=torch.float64, device=device)
     for inputs, targets in loader:
-        totals[0] += sum_of_losses(model, inputs, targets)
+        inputs, targets = inputs.to(device), targets.to(device)
+        totals[0] += sum_of_losses(model, inputs, targets, bf16)
         totals[1] += (targets != PAD).sum()
     return totals
 
 
+def random_state():
+    """What dropout draws from: on a GPU that one's own numbers."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def set_random_state(states):
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def save(model, optimizer, step):
+    checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+    checkpoint["random"] = random_state()
+    torch.save(checkpoint, f"{CHECKPOINT}.tmp")
+    os.replace(f"{CHECKPOINT}.tmp", CHECKPOINT)  # killed at any moment, it leaves a whole file
+
+
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--resume", action="store_true", help=f"from {CHECKPOINT}, once it exists")
+    args = parser.parse_args()
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
     train_set, val_set = make_sentences(255, seed=7), make_sentences(61, seed=2)
-    options = {"batch_size": BATCH, "collate_fn": collate}
+    # Loaders draw at the beginning of a pass. Were it from dropout's generator, a run that is
+    # resumed inside an epoch, and begins one pass more, would have other dropout.
+    order = torch.Generator()
+    options = {"batch_size": BATCH, "collate_fn": collate, "generator": order}
     train_loader = DataLoader(train_set, shuffle=True, drop_last=True, **options)
     val_loader = DataLoader(val_set, **options)
 
     torch.manual_seed(0)
-    model = GPT()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model = GPT().to(device)
+    optimizer = torch.optim.AdamW(parameter_groups(model))
+    done = 0
+    if args.resume and os.path.exists(CHECKPOINT):
+        checkpoint = torch.load(CHECKPOINT, map_location="cpu", weights_only=True)
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        done = checkpoint["step"]
+        set_random_state(checkpoint["random"])
 
-    for epoch in range(EPOCHS):
+    steps = range(done + 1, args.steps + 1)
+    for step, group in zip(steps, groups(train_loader, order, done, device), strict=False):
         model.train()
-        batches = iter(train_loader)
-        while group := list(islice(batches, ACCUMULATE)):
-            # A mean over all tokens of the step, however many a micro-batch has.
-            tokens = sum((targets != PAD).sum() for _, targets in group)
-            for inputs, targets in group:
-                loss = sum_of_losses(model, inputs, targets) / tokens
-                loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+        for part in optimizer.param_groups:  # the rate follows from the step: nothing to save
+            cosine = 0.55 + 0.45 * math.cos(math.pi * step / args.steps)
+            part["lr"] = RATE * min(step / WARMUP, cosine)
 
-        loss, tokens = evaluate(model, val_loader).tolist()
-        print(f"epoch {epoch}: perplexity {math.exp(loss / tokens):.4f} on {tokens:.0f} tokens")
-        torch.save(model.state_dict(), "model.pt")
+        # A mean over all tokens of the step, however many a micro-batch has.
+        tokens = sum((targets != PAD).sum() for _, targets in group)
+        for inputs, targets in group:
+            loss = sum_of_losses(model, inputs, targets, args.bf16) / tokens
+            loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+        if step % EVERY == 0 or step == args.steps:
+            loss, tokens = evaluate(model, val_loader, device, args.bf16).tolist()
+            perplexity = math.exp(loss / tokens)
+            print(f"step {step}: perplexity {perplexity:.4f} on {tokens:.0f} tokens")
+            save(model, optimizer, step)
 
 
 if __name__ == "__main__":
