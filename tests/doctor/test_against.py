@@ -18,6 +18,7 @@ from check_twins import but_rounding
 from crew import Crew
 from examined import OLDEST, record
 from harness import ROOT, run, run_short
+from tiers import table
 from warm import torchrun_environments
 
 from doctor.against.comparison import Comparison
@@ -33,6 +34,7 @@ from tools.site.verdicts import all_cases
 
 CONVERT = ROOT / "docs/examples/convert"
 ATTACHED = []
+QUICK_ORDERS = [kind for kind in against.ORDERS if kind != "workers that stay"]  # 20 s
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +144,11 @@ def test_names_where_runs_part(kind: str, crew: Crew, tmp_path: Path) -> None:
         assert comparison.status() == wanted
 
 
-@pytest.mark.parametrize("what", against.SAME, ids=lambda what: what.replace(" ", "-"))
-@pytest.mark.parametrize("size", [2, 3])
+SIZES = [(what, size) for what in against.SAME for size in (2, 3)]
+ON_TWO = [("as it is", 3), *((what, 2) for what in against.SAME)]
+
+
+@pytest.mark.parametrize(("what", "size"), table(SIZES, ON_TWO))
 def test_nothing_differs(what: str, size: int, crew: Crew, tmp_path: Path) -> None:
     text = faults.changed(against.BASE, against.SAME[what])
     text = text.replace("16 // world_size", "12 // world_size").replace("64, 1", "60, 1")
@@ -246,7 +251,7 @@ def test_without(wrong: bool, crew: Crew, tmp_path: Path) -> None:
     assert first == ("gradients:processes" if wrong else ""), comparison.text()
 
 
-@pytest.mark.parametrize("kind", against.ORDERS, ids=lambda kind: kind.replace(" ", "-"))
+@pytest.mark.parametrize("kind", table(against.ORDERS, QUICK_ORDERS))
 def test_order_of_the_first_run(kind: str, crew: Crew, tmp_path: Path) -> None:
     words, name = against.ORDERS[kind]
     text = faults.changed(against.BASE, words)
@@ -366,6 +371,7 @@ def test_a_first_run_that_cannot_be_repeated(crew: Crew, tmp_path: Path) -> None
         assert comparison.status() == 1
 
 
+@pytest.mark.proof
 def test_command_runs_the_first_again(tmp_path: Path) -> None:
     text = faults.changed(against.BASE, against.KINDS["a score that ranks"][0])
     (tmp_path / "script.py").write_text(text)

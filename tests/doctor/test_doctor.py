@@ -33,6 +33,7 @@ from harness import (
     start,
 )
 from slurm import skip_without_slurm
+from tiers import table
 from torch.utils.data import BatchSampler, DataLoader
 
 from doctor import checks
@@ -457,7 +458,7 @@ def test_ended_by_a_signal_to_all(tmp_path: Path) -> None:
     assert ended("None", 0.5)["error"] == "None"
 
 
-@pytest.mark.parametrize("by", ["--still", pytest.param("--seconds", marks=pytest.mark.proof)])
+@pytest.mark.parametrize("by", table(["--still", "--seconds"], ["--still"]))
 def test_hang(by: str, tmp_path: Path) -> None:
     """A run that stands still is ended, and judged by where the ranks were."""
     text = faults.broken("collective_order").replace("seconds=10", "seconds=600")
@@ -498,7 +499,7 @@ def launched(chapter: str, argv: list, folder: Path) -> None:
     assert "all" not in [row["id"] for row in written["not_checked"]], written
 
 
-@pytest.mark.parametrize("chapter", [HOROVOD, SLURM])
+@pytest.mark.parametrize("chapter", table([HOROVOD, SLURM], [HOROVOD]))
 def test_launchers(chapter: str, tmp_path: Path) -> None:
     """With loader workers. (torchrun and mp.spawn have tests above.)"""
     if chapter == SLURM:
@@ -552,6 +553,7 @@ def test_same_bits_compiled(tmp_path: Path) -> None:
     assert all(torch.equal(watched[name], unwatched[name]) for name in unwatched)
 
 
+@pytest.mark.proof
 def test_one_file(tmp_path: Path) -> None:
     """make doctor.pyz packs all that a run needs, words and recorder too. A finding that is allowed
     is a note, which is no failure; the job, which a shell script starts, is ended."""

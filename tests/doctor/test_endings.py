@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from harness import PATIENCE, ROOT, Result, alive, finish, run, start
 from test_doctor import TOOL, TORCHRUN, endless
+from tiers import table
 
 from doctor.job import Job
 
@@ -41,7 +42,7 @@ def run_limited(kilobytes: int, words: list, folder: Path) -> Result:
     return run(["bash", "-c", f'ulimit -f {kilobytes}; exec "$0" "$@"', *words], folder)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", table([1, 2], [2]))
 def test_a_full_disk(ranks: int, tmp_path: Path) -> None:
     """Only a part of the steps was recorded: the verdict says which, and vouches for nothing."""
     (tmp_path / "script.py").write_text(SCRIPT)

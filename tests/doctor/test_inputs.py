@@ -175,6 +175,7 @@ def test_two_runs(kind: str, crew: Crew, tmp_path: Path) -> None:
         assert name or "rows:same" in {seen.name for seen in comparison.seen}
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_numbers_of_rows() -> None:
     """They go with their rows, in any order, of any type, padded or not; some say too little."""
     rows = torch.randint(1, 9, (6, 10))

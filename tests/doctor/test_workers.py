@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from harness import run_short
 from test_doctor import TOOL, TORCHRUN
-from tiers import table
 
 SCRIPT = """
 import os
@@ -49,7 +48,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", table(["forkserver", "spawn"], ["forkserver"]))
+@pytest.mark.proof
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_workers(method: str, tmp_path: Path) -> None:
     """Equal seeds on all ranks are found. (Workers that are forked: test_fault_is_found.)"""
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -213,6 +213,7 @@ def seconds_since(began: float) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.proof
 def test_second_start(crew: Crew, tmp_path: Path, fault_table: FaultTable) -> None:
     """While a run is at work another start is refused, also with --resume: both would save over
     each other. So it is after a death of torchrun alone, whose ranks train on: who has the folder
@@ -286,6 +287,7 @@ def test_parent_ends_too_early(tmp_path: Path, fault_table: FaultTable) -> None:
     )
 
 
+@pytest.mark.proof
 def test_stdout_without_a_reader(tmp_path: Path, fault_table: FaultTable) -> None:
     """As after `| head` or the death of a `tee`: the line says that it may have been stdout."""
     words = shlex.join(map(str, words_of(HUB)))
