@@ -27,7 +27,7 @@ def script_of(task: str, size: int) -> Path:
 def lines_of(script: Path, folder: Path, size: int, *argv: str, kill: tuple = ()) -> list[str]:
     """Start a script with --resume in the folder, on so many processes: the lines that it prints.
 
-    kill: a rank, and when it is killed. The others end by themselves, as they miss it.
+    kill: a rank, and when it is killed. The others miss it, and end by themselves.
     """
     logs = folder / f"start{len(list(folder.glob('start*')))}"
     logs.mkdir(parents=True)
@@ -35,7 +35,7 @@ def lines_of(script: Path, folder: Path, size: int, *argv: str, kill: tuple = ()
     words += [script, "--resume", *argv]
     codes, texts, errors = run_warm(words, logs, size if size > 1 else 0, cwd=folder)
     if kill:
-        assert codes[int(kill[0])] == -signal.SIGKILL and 0 not in codes, errors
+        assert codes[int(kill[0])] == -signal.SIGKILL, errors
     else:
         assert not any(codes), errors
     assert texts[1:] == [""] * (len(texts) - 1)  # rank 0 alone prints
@@ -50,27 +50,28 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable:
     def run_once(script: Path, size: int) -> tuple[list[str], dict]:
         if (script, size) not in known:
             folder = tmp_path_factory.mktemp("whole")
-            lines = lines_of(script, folder, size)
+            lines = lines_of(script, folder, size, *SHORTER.get(script.parent.name, []))
             known[script, size] = lines, load_state(folder / "checkpoint.pt")
         return known[script, size]
 
     return run_once
 
 
-# A task, how many processes, which rank is killed, when, and how many of the four evaluations come
-# after the restart. Epochs of the language model have 11 steps, those of the detector 5, of
-# diffusion 10; two tasks save after 8, 16, 24 and 32 steps, inside of epochs.
+SHORTER = {"detection": ["--epochs", "2"]}
+# A task, how many processes, which rank is killed, when, and how many evaluations come after the
+# restart. Epochs of the language model have 11 steps, those of the detector 5, of diffusion 10; two
+# tasks evaluate and save after 7, 14, 21 and 28 steps, inside of epochs.
 KILLS = [
-    ("language_model", 2, 1, "step 19", 2),
+    ("language_model", 2, 1, "step 17", 2),
     ("language_model", 2, 0, "save 3", 2),
-    ("language_model", 1, 0, "step 19", 2),
+    ("language_model", 1, 0, "step 17", 2),
     ("language_model", 1, 0, "save 3", 2),
-    ("detection", 2, 1, "step 12", 2),
-    ("detection", 2, 0, "save 4", 3),
-    ("detection", 1, 0, "step 12", 2),
-    ("diffusion", 2, 1, "step 19", 2),
+    ("detection", 2, 1, "step 7", 1),
+    ("detection", 2, 0, "save 4", 1),
+    ("detection", 1, 0, "step 7", 1),
+    ("diffusion", 2, 1, "step 17", 2),
     ("diffusion", 2, 0, "save 2", 3),
-    ("diffusion", 1, 0, "step 19", 2),
+    ("diffusion", 1, 0, "step 17", 2),
 ]
 CORE = [KILLS[0], KILLS[2], KILLS[4], KILLS[8]]
 
@@ -81,14 +82,14 @@ def test_killed_and_resumed(
 ) -> None:
     """The same line again: what is saved in the end is the same bit for bit, and so is all that is
     printed on the way."""
-    script = script_of(task, size)
+    script, argv = script_of(task, size), SHORTER.get(task, [])
     lines, saved = undisturbed(script, size)
-    lines_of(script, tmp_path, size, kill=(str(rank), at))
+    lines_of(script, tmp_path, size, *argv, kill=(str(rank), at))
     if "save" in at:
         with pytest.raises(RuntimeError, match="zip archive"):  # half a file, under another name
             load_state(next(tmp_path.glob("*.tmp")))
-    again = lines_of(script, tmp_path, size)
-    assert len(lines) == 4 and again == lines[-after:]
+    again = lines_of(script, tmp_path, size, *argv)
+    assert after < len(lines) and again == lines[-after:]
     assert_same(load_state(tmp_path / "checkpoint.pt"), saved)
 
 
@@ -123,7 +124,7 @@ def test_on_another_number_of_ranks(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(text)
     lines = lines_of(script, tmp_path / "whole", 2)
-    assert lines_of(script, tmp_path / "cut", 2, kill=("1", "step 19")) == lines[:2]
+    assert lines_of(script, tmp_path / "cut", 2, kill=("1", "step 17")) == lines[:2]
     assert lines_of(script, tmp_path / "cut", 3) == lines[2:]
 
 
@@ -132,7 +133,7 @@ def test_bfloat16(tmp_path: Path) -> None:
     script, found = script_of("language_model", 1), []
     for flag in ([], ["--bf16"]):
         folder = tmp_path / f"run{len(flag)}"
-        [line] = lines_of(script, folder, 1, "--steps", "8", *flag)
+        [line] = lines_of(script, folder, 1, "--steps", "7", *flag)
         found.append(float(re.search(r"perplexity ([\d.]+)", line)[1]))
     assert found[0] != found[1] and math.isclose(*found, rel_tol=0.02), found
     kinds = {tensor.dtype for tensor in load_state(folder / "checkpoint.pt")["model"].values()}

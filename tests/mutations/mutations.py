@@ -1045,7 +1045,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{INPUTS}::test_two_runs[another-seed-of-an-own-generator]": [
         ("rows in another order", 1, 'if n == 1 and values["common"] < len(a) / 2:', "if False:"),
     ],
-    f"{KILLED}[language_model-2-1-step 19-2]": [
+    f"{KILLED}[language_model-2-1-step 17-2]": [
         ("the random states of the ranks", 2,
          'set_random_state(checkpoint["random"][rank])', "pass"),
         ("batches that were trained on", 2, "before * ACCUMULATE, None", "0, None"),

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 BATCH, TIMES = 24, 100
 ALPHAS = torch.cumprod(1 - torch.linspace(1e-3, 0.08, TIMES), 0)
-EVERY = 8  # steps, from one evaluation and checkpoint to the next
+EVERY = 7  # steps, from one evaluation and checkpoint to the next
 CHECKPOINT = "checkpoint.pt"
 
 
@@ -113,7 +113,7 @@ def save(parts, step):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=28)
     parser.add_argument("--resume", action="store_true", help=f"from {CHECKPOINT}, once it exists")
     args = parser.parse_args()
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 VOCAB, CONTEXT, PAD = 32, 24, 0
 BATCH, ACCUMULATE = 12, 2  # 24 sentences a step
 RATE, WARMUP = 1e-2, 4
-EVERY = 8  # steps, from one evaluation and checkpoint to the next
+EVERY = 7  # steps, from one evaluation and checkpoint to the next
 CHECKPOINT = "checkpoint.pt"
 
 
@@ -125,7 +125,7 @@ def save(model, optimizer, step):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=28)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--resume", action="store_true", help=f"from {CHECKPOINT}, once it exists")
     args = parser.parse_args()
