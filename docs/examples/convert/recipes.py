@@ -5,10 +5,12 @@ tests/handbook/test_recipes.py runs each on two processes, with and without its 
 
 import os
 import random
+import signal
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,6 +65,29 @@ class Share(IterableDataset):
         return islice(self.read(), first, None, self.world_size * workers)
 
 
+class BatchesOfRank(Sampler[list[int]]):
+    """Your sampler draws batches for all ranks, alike on each; a rank takes its part of each."""
+
+    def __init__(self, batches: Iterable[list[int]], rank: int, world_size: int) -> None:
+        self.batches, self.rank, self.world_size = batches, rank, world_size
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self.batches:
+            yield batch[self.rank :: self.world_size]
+
+
+def texts_of_step(tokens: np.ndarray, step: int, count: int, length: int) -> tuple[Tensor, Tensor]:
+    """This rank's part of so many texts, which all ranks draw alike, and their targets."""
+    draw = torch.Generator().manual_seed(step)
+    starts = torch.randint(len(tokens) - length, (count,), generator=draw)
+    mine = starts[dist.get_rank() :: dist.get_world_size(), None] + torch.arange(length + 1)
+    rows = torch.from_numpy(tokens[mine.numpy()].astype(np.int64))
+    return rows[:, :-1], rows[:, 1:]
+
+
 def together(loader: Iterable, cpu_group: dist.ProcessGroup) -> Iterator:
     """Batches until the first rank has no more: equally many on all ranks."""
     batches = iter(loader)
@@ -75,14 +100,29 @@ def together(loader: Iterable, cpu_group: dist.ProcessGroup) -> Iterator:
         yield batch
 
 
-def records_of(files: list, read: Callable, place: int, readers: int) -> Iterator:
-    """The records of one of so many readers: those of whole files, as far as there are enough."""
-    groups = min(len(files), readers)
-    group, turn = place % groups, place // groups
-    turns = len(range(group, readers, groups))  # readers of the same files
+def share_of(files: list, sizes: dict, rank: int, world_size: int) -> tuple[list, int, int]:
+    """A rank's files, and its turn in each: of whole files, if that makes equal shares, its own;
+    or all files, of which each rank takes every world_size-th record."""
+    shares, totals = [[] for _ in range(world_size)], [0] * world_size
+    for file in sorted(files, key=lambda file: -sizes[file].bit_length()):  # large ones first
+        least = totals.index(min(totals))
+        shares[least].append(file)
+        totals[least] += sizes[file]
+    if min(totals) < 0.95 * sum(totals) / world_size:
+        return files, rank, world_size
+    return shares[rank], 0, 1
+
+
+def records_of(
+    files: list, read: Callable, turn: int, turns: int, worker: int, workers: int
+) -> Iterator:
+    """The records of one worker of a rank: those of whole files, as far as there are enough."""
+    groups = min(len(files), workers)
+    group, place = worker % groups, worker // groups
+    places = len(range(group, workers, groups))  # workers with the same files
     for file in files[group::groups]:
         try:
-            yield from islice(read(file), turn, None, turns)
+            yield from islice(read(file), turn * places + place, None, turns * places)
         except Exception as error:
             raise RuntimeError(f"{file} cannot be read: {error!r}") from error
 
@@ -107,16 +147,18 @@ class RecordFiles(IterableDataset):
     def __init__(self, files: list, read: Callable, rank: int, world_size: int) -> None:
         if not files:
             raise ValueError("no files")
-        self.files, self.read, self.rank, self.world_size = sorted(files), read, rank, world_size
+        self.sizes = {file: os.path.getsize(file) for file in sorted(files)}
+        self.read, self.rank, self.world_size = read, rank, world_size
         self.epoch = torch.tensor(0).share_memory_()  # workers that live on see it, too
 
     def __iter__(self) -> Iterator:
         worker = get_worker_info()
         workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
-        place, readers = self.rank * workers + number, self.world_size * workers
-        files = random.Random(self.epoch.item()).sample(self.files, len(self.files))
-        records = records_of(files, self.read, place, readers)
-        return shuffled(records, 1000, random.Random(f"{self.epoch} {place}"))
+        files = random.Random(self.epoch.item()).sample(list(self.sizes), len(self.sizes))
+        files, turn, turns = share_of(files, self.sizes, self.rank, self.world_size)
+        records = records_of(files, self.read, turn, turns, number, workers)
+        draw = random.Random(f"{self.epoch} {self.rank} {number}")
+        return shuffled(records, 1000, draw)
 
 
 def read_tar(path: str) -> Iterator[dict[str, bytes]]:
@@ -148,9 +190,9 @@ class ResumableSampler(DistributedSampler):
         return super().__len__() - self.done
 
 
-def seed_epoch(seed: int, epoch: int, rank: int) -> None:
+def seed_epoch(seed: int, epoch: int, rank: int, step: int = 0) -> None:
     """At the start of an epoch: other random numbers on each rank, the same after a resume."""
-    number = (seed * 1_000_003 + epoch) * 1_000_003 + rank
+    number = random.Random(f"{seed} {epoch} {step} {rank}").getrandbits(63)
     torch.manual_seed(number)  # in loader workers that of random and numpy as well
     random.seed(number)
     np.random.seed(number % 2**32)
@@ -354,17 +396,61 @@ def profiler(folder: str) -> profile:
     )
 
 
-def save(path: str, epoch: int, parts: dict) -> None:
-    """Everything with a memory: model, optimizer, scheduler, scaler, Best, EMA."""
+def save(path: str, place: int | tuple[int, int], parts: dict) -> None:
+    """Everything with a memory: model, optimizer, scheduler, scaler, Best, EMA. And where to go
+    on: the epoch, or the epoch and how many steps of it are done."""
     if dist.get_rank() == 0:
         state = {name: part.state_dict() for name, part in parts.items()}
-        torch.save(state | {"epoch": epoch}, f"{path}.tmp")
+        torch.save(state | {"place": place}, f"{path}.tmp")
         os.replace(f"{path}.tmp", path)  # never half a file
 
 
-def load(path: str, parts: dict) -> int:
-    """On all ranks, before DDP wraps the model. Returns the epoch to go on with."""
+def load(path: str, parts: dict) -> Any:
+    """On all ranks, before DDP wraps the model. Returns the place to go on from."""
     state = torch.load(path, map_location="cpu", weights_only=True)
     for name, part in parts.items():
         part.load_state_dict(state[name])
-    return state["epoch"]
+    return state["place"]
+
+
+class Stop:
+    """Whether a rank has got SIGTERM, which torchrun passes on to all ranks of its machine."""
+
+    def __init__(self, cpu_group: dist.ProcessGroup) -> None:
+        self.asked, self.cpu_group = False, cpu_group
+        signal.signal(signal.SIGTERM, self.ask)
+
+    def ask(self, *_: Any) -> None:
+        self.asked = True
+
+    def on_any_rank(self) -> bool:
+        found = torch.tensor(int(self.asked))
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.cpu_group)
+        return bool(found)
+
+
+def own_group(worker_id: int) -> None:
+    """As worker_init_fn: torchrun's signal goes to the rank alone, and its workers live on."""
+    os.setpgrp()
+
+
+def train_from(
+    ddp_model: DistributedDataParallel, loader: DataLoader, place: tuple, parts: dict, stop: Stop
+) -> None:
+    """The rest of an epoch, saved at times and when the machine is taken away."""
+    device = next(ddp_model.parameters()).device
+    epoch, done = place
+    loader.sampler.done = done * loader.batch_size  # images of this rank
+    for step, (inputs, targets) in enumerate(loader, start=done + 1):
+        seed_epoch(0, epoch, dist.get_rank(), step)  # dropout draws as if nothing had happened
+        loss = cross_entropy(ddp_model(inputs.to(device)), targets.to(device))
+        parts["optimizer"].zero_grad()
+        loss.backward()
+        parts["optimizer"].step()
+        ends = stop.on_any_rank()
+        if ends or step % 500 == 0:
+            save("latest.pt", (epoch, step), parts)
+        if ends:
+            dist.barrier(stop.cpu_group)  # until rank 0 has saved
+            raise SystemExit(75)  # not 0: the job is not done
+    loader.sampler.done = 0
