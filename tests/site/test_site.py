@@ -246,14 +246,35 @@ QUERIES = {
          "显存不够": "troubleshooting/#oom", "死锁": "troubleshooting/#hang",
          "nccl 超时": "troubleshooting/#error-watchdog", "学习率怎么设": "concepts/#learning-rate",
          "准确率不一样": "troubleshooting/#accuracy", "多机训练": "launching/",
-         "断点续训": "recipes/#resume", "端口被占用": "troubleshooting/#start"},
+         "断点续训": "recipes/#resume", "端口被占用": "troubleshooting/#start",
+         "双卡 4090 慢": "troubleshooting/#speedup"},
     "en/": {"Expected to have finished reduction in the prior iteration":
                 "troubleshooting/#error-unused",
             "stuck": "troubleshooting/#hang", "deadlock": "troubleshooting/#hang",
             "NCCL timeout": "troubleshooting/#error-watchdog",
             "accuracy differs": "troubleshooting/#accuracy", "set_epoch": "convert/#step-5",
             "out of memory": "troubleshooting/#oom", "learning rate": "concepts/#learning-rate",
-            "WeightedRandomSampler": "recipes/#weighted", "jupyter": "convert/#alone"},
+            "WeightedRandomSampler": "recipes/#weighted", "jupyter": "convert/#alone",
+            # Lines that were pasted into public threads.
+            "unhandled system error": "troubleshooting/#error-nccl-system",
+            "ncclUnhandledCudaError: Call to CUDA function failed.": "troubleshooting/#error-nccl",
+            "ncclInvalidUsage": "troubleshooting/#error-nccl-usage",
+            "Duplicate GPU detected": "troubleshooting/#error-nccl-usage",
+            "Segmentation fault": "troubleshooting/#error-signal",
+            "makeDeviceForHostname(): unsupported gloo device": "troubleshooting/#error-libuv",
+            "ncclRemoteError": "troubleshooting/#error-nccl-remote",
+            "two 4090 no faster than one": "troubleshooting/#speedup",
+            "Some NCCL operations have failed or timed out": "troubleshooting/#error-watchdog",
+            "Expected to mark a variable ready only once": "troubleshooting/#error-ready-once",
+            "Signal 11 (SIGSEGV) received by PID": "troubleshooting/#error-signal",
+            "use_libuv was requested but PyTorch was build without libuv support":
+                "troubleshooting/#error-libuv",
+            "device used by this process is currently unknown":
+                "troubleshooting/#error-device-unknown",
+            "retrieving ncclUniqueId from [0]": "troubleshooting/#error-unique-id",
+            "The connection to the C10d store has failed": "troubleshooting/#error-rendezvous",
+            "No backend type associated with device type cpu": "troubleshooting/#error-backend",
+            "received 0 items of ancdata": "launching/#containers"},
 }  # fmt: skip
 
 
