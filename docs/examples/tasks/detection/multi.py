@@ -158,6 +158,7 @@ def main():
         score = average_precision(outputs, targets)
         if rank == 0:
             print(f"epoch {epoch}: AP50 {score:.4f} on {len(outputs)} images")
+        # Before the checkpoint: killed between the two, the run does this epoch once more.
         if score > best:
             best = float(score)  # torch.load refuses a number of numpy's
             if rank == 0:

@@ -136,6 +136,7 @@ def main():
         outputs, targets = evaluate(model, val_loader, device)
         score = average_precision(outputs, targets)
         print(f"epoch {epoch}: AP50 {score:.4f} on {len(outputs)} images")
+        # Before the checkpoint: killed between the two, the run does this epoch once more.
         if score > best:
             best = float(score)  # torch.load refuses a number of numpy's
             save(model.state_dict(), "best.pt")

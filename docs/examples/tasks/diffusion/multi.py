@@ -88,7 +88,7 @@ def evaluate(model, loader, alphas):
 
 
 def random_state():
-    """What noise and times are drawn from: on a GPU that one's own numbers."""
+    """Noise and times are drawn from the CPU's generator, or from that of the GPU."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -151,6 +151,7 @@ def main():
             part.load_state_dict(checkpoint[name])
         done = checkpoint["step"]
         # Another number of ranks goes on with the same images, and with other noise.
+        torch.manual_seed(1 + rank + 1000 * done)
         if len(checkpoint["random"]) == world_size:
             set_random_state(checkpoint["random"][rank])
     ddp_model = DistributedDataParallel(model)

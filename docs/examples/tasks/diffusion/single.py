@@ -86,7 +86,7 @@ def evaluate(model, loader, alphas):
 
 
 def random_state():
-    """What noise and times are drawn from: on a GPU that one's own numbers."""
+    """Noise and times are drawn from the CPU's generator, or from that of the GPU."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()

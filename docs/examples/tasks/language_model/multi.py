@@ -100,7 +100,7 @@ def evaluate(model, loader, device, bf16):
 
 
 def random_state():
-    """What dropout draws from: on a GPU that one's own numbers."""
+    """Dropout draws from the CPU's generator, or from that of the GPU."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -126,7 +126,7 @@ def save(model, optimizer, step):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=28)
-    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--bf16", action="store_true", help="autocast, which needs no scaler")
     parser.add_argument("--resume", action="store_true", help=f"from {CHECKPOINT}, once it exists")
     args = parser.parse_args()
 
@@ -159,6 +159,7 @@ def main():
         optimizer.load_state_dict(checkpoint["optimizer"])
         done = checkpoint["step"]
         # Another number of ranks goes on with the same samples, and with other dropout.
+        torch.manual_seed(1 + rank + 1000 * done)
         if len(checkpoint["random"]) == world_size:
             set_random_state(checkpoint["random"][rank])
     ddp_model = DistributedDataParallel(model)

@@ -97,7 +97,7 @@ def evaluate(model, loader, device, bf16):
 
 
 def random_state():
-    """What dropout draws from: on a GPU that one's own numbers."""
+    """Dropout draws from the CPU's generator, or from that of the GPU."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -120,7 +120,7 @@ def save(model, optimizer, step):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=28)
-    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--bf16", action="store_true", help="autocast, which needs no scaler")
     parser.add_argument("--resume", action="store_true", help=f"from {CHECKPOINT}, once it exists")
     args = parser.parse_args()
 
