@@ -25,7 +25,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from crew import Crew
-from harness import assert_same
+from harness import assert_same, run_short
 from test_convert import EXAMPLES, play, without
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -762,6 +762,58 @@ def score_of_saved(folder: Path) -> str:
 
 def last(folder: Path) -> dict:
     return torch.load(folder / "latest.pt", weights_only=True)
+
+
+SPOT = """\
+import os, signal, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from recipes import ResumableSampler, Stop, own_group, train_from
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+dist.init_process_group("gloo")
+model = nn.Linear(4, 2)
+data = TensorDataset(torch.randn(400, 4), torch.randint(2, (400,)))
+sampler = ResumableSampler(data)
+loader = DataLoader(data, 2, sampler=sampler, num_workers=1, worker_init_fn=own_group)
+parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+steps = []
+
+def forward(*_):
+    steps.append(1)
+    if len(steps) == 7 and dist.get_rank() == 0:
+        os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(0.1)  # so the signal comes long before the end of the epoch
+
+model.register_forward_pre_hook(forward)
+stop = Stop(dist.new_group(backend="gloo"))
+train_from(DistributedDataParallel(model), loader, (3, 0), parts, stop)
+"""
+
+
+@pytest.mark.proof
+def test_taken_away_from_torchrun(tmp_path: Path) -> None:
+    """It passes the signal on to the loader's workers, too, and the ranks still save, all at one
+    step; not without own_group."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    for name, recipes in (
+        ("as it is", RECIPES), ("in one group", without(RECIPES, ("os.setpgrp()", "pass"))),
+    ):  # fmt: skip
+        (folder := tmp_path / name).mkdir()
+        (folder / "recipes.py").write_text(recipes)
+        (folder / "script.py").write_text(SPOT)
+        result = run_short([*torchrun, 2, folder / "script.py"], folder)
+        assert result.returncode != 0
+        if name == "as it is":
+            assert "Error" not in result.output
+            epoch, step = last(folder)["place"]
+            assert epoch == 3 and 7 <= step < 90
+        else:
+            assert "is killed by signal: Terminated" in result.output
+            assert not (folder / "latest.pt").exists()
 
 
 def test_complete(crew: Crew, tmp_path: Path) -> None:
