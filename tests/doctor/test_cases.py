@@ -10,10 +10,12 @@ from crew import Crew
 from examined import OLDEST, assert_all_ran, examined, shown
 from harness import ROOT, run
 
+from doctor.command import NAMES
 from doctor.report import LANGUAGES, Finding, Report
-from tools.site.verdicts import CASES, all_cases
+from tools.site.verdicts import CASES, COMPARISON, all_cases
 
 KNOWN = all_cases()
+COMPARED = json.loads(COMPARISON.read_text())["cases"]  # the rows of "Who notices what?"
 MISSED = [name for name, case in KNOWN.items() if case.finding == "nothing"]
 SLOW = ["automodel_skip", "prime_rl_validation", "pytorch_rank0_validation"]
 LAUNCHED = ["mmseg_scandir"]  # warm processes have one order of sets
@@ -57,6 +59,24 @@ def test_case(name: str, crew: Crew, tmp_path: Path, show: Callable) -> None:
     assert [found for found in report.findings if found.severity != "note"] == []
     if name not in LAUNCHED:
         assert_all_ran(tmp_path / "mended", report)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", KNOWN)
+def test_table_is_of_today(name: str, crew: Crew, tmp_path: Path) -> None:
+    """What "Who notices what?" says of the doctor. If it should be so: python
+    tools/benchmark/cases.py --write, with the case's name or for all, then make pages."""
+    report = seen(crew, name, tmp_path / "faulty")["en"]
+    now = [{"id": f.id, "severity": f.severity, "line": f.line} for f in report.findings]
+    assert now == COMPARED[name]["doctor"]["faulty"]
+
+
+def test_table_has_what_there_is() -> None:
+    """Each case, and no finding that is gone."""
+    assert list(COMPARED) == list(KNOWN)
+    for name, row in COMPARED.items():
+        ids = {found["id"] for findings in row["doctor"].values() for found in findings}
+        assert ids <= set(NAMES), name
 
 
 def test_cases_are_shown() -> None:
