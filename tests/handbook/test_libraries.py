@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from check_twins import but_rounding, commands
 from harness import HOROVOD, ROOT, Result, command_for, run, run_short
 from test_recipes import RECORDS, tar_of
 
@@ -468,6 +469,18 @@ def test_the_same_as_on_one_process(program: str, installed: Callable, tmp_path:
     assert found["status"] == 0 and {seen["kind"] for seen in found["seen"]} == {"same"}
     names = {seen["name"] for seen in found["seen"]}
     assert names >= {"start:same", "samples:same", "numbers:same", "printed:same"}
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_command_of_the_page(language: str, installed: Callable, tmp_path: Path) -> None:
+    """It prints what stands below it."""
+    text = (ROOT / f"docs/{language}/tools.md").read_text()
+    [command] = [found for found in commands(text) if found.printed]
+    for name in ("docs", "doctor"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    env = installed("accelerate") | {"LC_ALL": "C.UTF-8"}
+    result = run_short(["bash", "-euc", shlex.join(command.words)], tmp_path, env=env)
+    assert but_rounding(command.printed) in but_rounding(result.stdout), result.output
 
 
 @pytest.mark.parametrize(("program", "old", "new", "name"), WRONG)

@@ -195,7 +195,7 @@ class Command:
     words: list[str]
     line: str
     run: bool  # to be run by a test as well, not only parsed
-    printed: str  # what the page shows right below its fence, in a fence of text
+    printed: str = ""  # what the page shows right below it, in a fence of text
 
 
 def but_rounding(text: str) -> str:
@@ -215,7 +215,7 @@ def commands(text: str) -> list[Command]:
     for fence in fences:
         if fence.language != "bash":
             continue
-        below = printed.get(fence.number + len(fence.lines) + 3, "")
+        own = []
         script = re.sub(r"\\\n\s*", " ", "\n".join(fence.lines))
         for line in script.splitlines():
             whole = re.sub(r"\$(\w+)", lambda match: values.get(match[1], "1"), line)
@@ -224,5 +224,8 @@ def commands(text: str) -> list[Command]:
                     values[match[1]] = match[2]
                     words = words[1:]
                 if words:
-                    found.append(Command(words, line.strip(), "run" in fence.classes, below))
+                    own.append(Command(words, line.strip(), "run" in fence.classes))
+        for last in own[-1:]:
+            last.printed = printed.get(fence.number + len(fence.lines) + 3, "")
+        found += own
     return found
