@@ -94,12 +94,13 @@ def launch(words: list[str], without: str | None = None, tries: int = 3) -> tupl
 def of_rank(rank: Rank, other: Rank) -> dict:
     """What one process did. again: images of epoch 1 that stood at the same place in epoch 0. both:
     those that the other rank had in the same place. weights: their norms, when the recorder looked
-    last in each epoch."""
+    last at both in each epoch."""
     epochs = [one.column("indices") for one in rank.trained()]
     theirs = [one.column("indices") for one in other.trained()]
     evaluated = [one for one in rank.passes.values() if not one.steps]
     steps = rank.trained()[0].steps
-    looked = [max(n for n in rank.figures["weights"] if n <= steps * e) for e in (1, 2)]
+    both = rank.figures["weights"].keys() & other.figures["weights"].keys()
+    looked = [max(n for n in both if n <= steps * e) for e in (1, 2)]
     return {
         "epochs": [epoch[:SHOWN] for epoch in epochs],
         "images": len(epochs[0]),
