@@ -1,7 +1,9 @@
 """docs/examples/tasks: trainings of twelve kinds, each the same on one process and on several, and
 each with a mistake of its own kind."""
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import faults
@@ -14,8 +16,10 @@ from tiers import table
 
 from doctor.against.comparison import Comparison
 from doctor.without import PARTS
+from tools.site.pages import wrapped
 
 FOLDER = ROOT / "docs/examples/tasks"
+RESULTS = ROOT / "docs/assets/results/doctor"
 TASKS = sorted(path.name for path in FOLDER.iterdir())
 # What torchvision's detectors differ by on several ranks, taken out of both scripts: images are
 # padded to the largest of a rank's batch, and the anchors that train are drawn.
@@ -86,35 +90,73 @@ def test_nothing_to_say(task: str, plain_crew: Crew, tmp_path: Path) -> None:
     assert not report.findings, report.findings
 
 
+HEADS = {
+    "en": "| task | 2 processes: steps compared, largest difference | 3 processes |",
+    "zh": "| 任务 | 2 个进程：比较的步数，最大的差别 | 3 个进程 |",
+}
+
+
+@pytest.fixture(scope="module")
+def shown(request: pytest.FixtureRequest) -> Iterator[Callable]:
+    """show(task, size, comparisons) compares them with what tasks.md shows; pytest
+    --write-verdicts writes it anew."""
+    writes = request.config.getoption("--write-verdicts")
+    file = RESULTS / "tasks.json"
+    known = json.loads(file.read_text()) if file.exists() else {}
+
+    def show(task: str, key: str, said: object) -> None:
+        if writes:
+            known.setdefault(task, {})[key] = said
+        there = known[task][key]
+        rounding = r"[\d.]+e-\d+"
+        assert re.sub(rounding, "", str(there)) == re.sub(rounding, "", str(said)), "as above"
+
+    yield show
+    if not writes:
+        return
+    file.write_text(json.dumps(known, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+    for language, head in HEADS.items():
+        rows = [f"| `{task}` | {row['2']} | {row['3']} |" for task, row in sorted(known.items())]
+        parts = ["<!-- results -->", head, "| --- | --- | --- |", *rows]
+        for task, row in sorted(known.items()):
+            parts += [f"<!-- {task} -->", "```text", *wrapped(row[language]), "```"]
+        (RESULTS / f"tasks.{language}.md").write_text("\n".join(parts) + "\n")
+
+
 def compare(
     crew: Crew, task: str, folder: Path, size: int, mistake: tuple = (), both: tuple = ()
-) -> Comparison:
-    """The task's single.py on one process with its multi.py on so many.
+) -> dict[str, Comparison]:
+    """By language: the task's single.py on one process with its multi.py on so many.
 
     mistake: texts that are changed in multi.py. both: texts that are changed in both.
     """
     single, multi = ((FOLDER / task / name).read_text() for name in ("single.py", "multi.py"))
     texts = faults.changed(single, both), faults.changed(faults.changed(multi, both), mistake)
-    comparison = compared(crew, texts, folder, (1, size), ",".join(PARTS))["en"]
-    print(comparison.text())
-    return comparison
+    comparisons = compared(crew, texts, folder, (1, size), ",".join(PARTS))
+    print(comparisons["en"].text())
+    return comparisons
 
 
 RIGHT = [(task, size) for task in TASKS for size in (2, 3)]
 
 
 @pytest.mark.parametrize(("task", "size"), table(RIGHT, [("diffusion", 2)]))
-def test_is_the_same_training(task: str, size: int, crew: Crew, tmp_path: Path) -> None:
+def test_is_the_same_training(
+    task: str, size: int, crew: Crew, tmp_path: Path, shown: Callable
+) -> None:
     both = EXACT if task == "detection" else ()
-    comparison = compare(crew, task, tmp_path, size, both=both)
+    comparison = compare(crew, task, tmp_path, size, both=both)["en"]
     assert {seen.kind for seen in comparison.seen} == {"same"}, comparison.text()
     assert comparison.status() == 0
+    numbers = next(seen for seen in comparison.seen if seen.name.startswith("numbers:"))
+    steps = re.search(r"(\d+) of \1 steps", numbers.text)[1]
+    shown(task, str(size), f"{steps}, {numbers.values.get('largest') or 0:.0e}")
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_detector_as_people_write_it(size: int, crew: Crew, tmp_path: Path) -> None:
-    comparison = compare(crew, "detection", tmp_path, size)
+    comparison = compare(crew, "detection", tmp_path, size)["en"]
     first = next(seen for seen in comparison.seen if seen.kind != "same")
     assert (first.kind, first.name) == ("cause", "drawn:still"), comparison.text()
     assert "torchvision/models/detection/" in first.text
@@ -128,20 +170,29 @@ IN_SHORT = [("a gather that leaves out a part of the gradient", 2)]
 
 
 @pytest.mark.parametrize(("kind", "size"), table(WRONG, IN_SHORT))
-def test_a_mistake_of_its_kind(kind: str, size: int, crew: Crew, tmp_path: Path) -> None:
+def test_a_mistake_of_its_kind(
+    kind: str, size: int, crew: Crew, tmp_path: Path, shown: Callable
+) -> None:
     task, mistake, name = MISTAKES[kind]
     both = EXACT if task == "detection" else ()
-    comparison = compare(crew, task, tmp_path, size, mistake, both)
-    first = next(seen for seen in comparison.seen if seen.kind not in ("same", "note"))
-    assert (first.kind, first.name) == ("differs", name), comparison.text()
-    assert comparison.status() == 1
+    for language, comparison in compare(crew, task, tmp_path, size, mistake, both).items():
+        first = next(seen for seen in comparison.seen if seen.kind not in ("same", "note"))
+        assert (first.kind, first.name) == ("differs", name), comparison.text()
+        assert comparison.status() == 1
+        if size == 2:
+            lines = comparison.text().splitlines()
+            begin = lines.index(next(one for one in lines if first.text.splitlines()[0] in one))
+            end = begin + 1
+            while end < len(lines) and lines[end].startswith("  "):
+                end += 1
+            shown(task, language, lines[begin:end])
 
 
 def test_batches_that_are_fetched_in_groups_are_all_compared(crew: Crew, tmp_path: Path) -> None:
     """A run that is stopped in its first epoch, with batches that nothing was learned from."""
     line = "        while group := list(islice(batches, ACCUMULATE)):\n"
     stop = "            if len(group) < ACCUMULATE:\n                raise SystemExit(1)\n"
-    comparison = compare(crew, "language_model", tmp_path, 2, both=(line, line + stop))
+    comparison = compare(crew, "language_model", tmp_path, 2, both=(line, line + stop))["en"]
     assert "samples: 10 steps of 24" in comparison.text()
 
 
