@@ -104,6 +104,7 @@ WORDS = {
         "head": "Case | by itself | DETAIL | traincheck | doctor",
         "nothing": "nothing",
         "hang": "waits, then a time-out",
+        "gone": "waits until the other rank ends",
         "both": "crashes, mended too",
         "rules": "{broken} of {rules} rules broken",
         "failed": "does not run",
@@ -112,6 +113,7 @@ WORDS = {
         "head": "案例 | 单独运行 | DETAIL | traincheck | doctor",
         "nothing": "没有发现",
         "hang": "一直等，直到超时",
+        "gone": "一直等，直到另一个 rank 退出",
         "both": "崩溃，改好的也一样",
         "rules": "{rules} 条规则中违反 {broken} 条",
         "failed": "跑不起来",
@@ -129,8 +131,9 @@ def comparison(language: str) -> list[str]:
             return words["both"]
         if not faulty:
             return words["nothing"]
-        waits = re.search("[Tt]imed out|timeout|closed|reset", faulty)
-        return words["hang"] if waits else f"`{faulty:.60}`"
+        waits = re.search("[Tt]imed out|timeout", faulty)
+        gone = re.search("closed|reset", faulty)
+        return words["hang"] if waits else words["gone"] if gone else f"`{faulty:.60}`"
 
     lines = [f"| {words['head']} |", "| --- | --- | --- | --- | --- |"]
     for name, row in json.loads(COMPARISON.read_text(encoding="utf-8"))["cases"].items():
