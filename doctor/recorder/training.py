@@ -232,7 +232,7 @@ class Training:
             model = find_model(set())
         found = []
         for module in model.modules() if model is not None else []:
-            if getattr(module, "running_mean", None) is not None and not module.training:
+            if is_norm(module) and module.running_mean is not None and not module.training:
                 found += [module.running_mean, module.running_var]
         if found:
             figures.write("buffers", number, figures_of(found))
@@ -303,6 +303,12 @@ def gradients_of(parameters: list) -> object:
     if groups != len(parameters):
         gradients = [grad for grad in gradients if grad is not None]
     return figures_of(gradients, groups)
+
+
+def is_norm(module: object) -> bool:
+    """BatchNorm of torch or of another library; other modules may keep a running_mean, too."""
+    known = isinstance(module, torch.nn.modules.batchnorm._NormBase)
+    return known or ("BatchNorm" in type(module).__name__ and hasattr(module, "running_var"))
 
 
 def whole_of(parameters: list) -> set[int]:

@@ -19,6 +19,7 @@ from doctor.findings import CHECKS, needs_of
 from doctor.recorder.hooks import attach
 from doctor.recorder.notes import notes
 from doctor.recorder.probes import PROBES
+from doctor.recorder.training import is_norm
 
 LIVE = sorted(NAMES - {"horovod"})
 PROOF = [name for name in LIVE if name not in ("indices", "collectives", "step")]
@@ -84,3 +85,19 @@ def test_status_of_a_run_that_lacks_a_probe(tmp_path: Path) -> None:
     assert result.returncode == 3, result.output
     said = f"shared_file, wrapped_keys (torch {torch.__version__} has no {gone})"
     assert said in result.stdout, result.output
+
+
+def test_whose_statistics_are_batchnorms() -> None:
+    """A normaliser of the script's own may have the names of torch's; it is none."""
+
+    class Normalizer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("running_mean", torch.zeros(2))
+            self.register_buffer("running_var", torch.ones(2))
+
+    class BatchNormOfALibrary(Normalizer):
+        pass
+
+    norms = [torch.nn.BatchNorm1d(2), torch.nn.SyncBatchNorm(2), BatchNormOfALibrary()]
+    assert all(map(is_norm, norms)) and not is_norm(Normalizer()) and not is_norm(torch.nn.ReLU())
