@@ -9,6 +9,7 @@ sitecustomize.py, which calls attach.
 import os
 
 from .recorder.notes import FOLDER, compares, notes
+from .speed import SPEED
 
 
 def attach(name: str) -> None:
@@ -19,6 +20,13 @@ def attach(name: str) -> None:
             notes.open_files()
         except OSError as error:
             notes.stop(error)
+    if SPEED in os.environ:
+        if name == "torch":
+            from .recorder import hooks
+            from .speed import windows
+
+            hooks.attach(windows.PROBES)
+        return
     try:
         from .against import record
         from .recorder import hooks, probes

@@ -49,6 +49,7 @@ from .findings import KINDS
 from .job import ENDS, Job
 from .ranks import STILL, Rank, failed, read_ranks, read_stack
 from .report import LANGUAGES, Report, explain, listed, own_call, short
+from .speed.trial import Speed, Trial, compared, lines_of
 from .without import PARTS
 
 TAKEN_OUT = {"unequal_buffers": "batchnorm", "equal_randomness": "draws"}  # not to be checked
@@ -108,6 +109,9 @@ def parse_args() -> argparse.Namespace:
         metavar="PART[,PART]",
         help=f"take out of both runs of --against: {', '.join(PARTS)}, or all",
     )
+    parser.add_argument(
+        "--speed", action="store_true", help="measure what input and communication cost, no more"
+    )
     ids = {"type": names, "metavar": "ID[,ID]", "default": []}
     parser.add_argument("--allow", **ids, help="findings that are notes")
     parser.add_argument("--explain", **ids, help="say more of findings, and run nothing")
@@ -117,6 +121,8 @@ def parse_args() -> argparse.Namespace:
         return args
     if not args.command:
         parser.error("no command: type your launch line after it, such as torchrun … train.py")
+    if args.speed and (args.without or args.steps is not None or args.still or args.allow):
+        parser.error("--speed goes with --against, --seconds, --json and --lang alone")
     if args.without and not args.against:
         parser.error("--without changes both runs of --against COMMAND")
     if args.steps is None:
@@ -165,16 +171,37 @@ def run(
     of_first: dict | None,
     say: Callable,
 ) -> tuple[Job, list[Rank]]:
-    # These end the job as Ctrl-C does; what nohup or a shell ignores stays ignored.
-    ends = [number for number in ENDS if signal.getsignal(number) != signal.SIG_IGN]
-    for number in ends:
-        signal.signal(number, signal.default_int_handler)
     print("doctor: " + say("running", command=" ".join(command)), flush=True)
-
     try:
         job = Job(folder, (args.without or "") if args.against else None, of_first)
     except OSError as error:
         fail(f"nothing can be recorded in TMPDIR: {folder}: {error.strerror}")
+    stopped = perform(args, command, job, say)
+
+    status = job.process.returncode
+    job.cut = job.stopped()
+    if not job.cut and not any(job.traces.glob("*.jsonl")):
+        fail(say("no_torch", status=status))
+    ranks = read_ranks(job.traces, stopped, bool(job.cut))
+    if job.cut and not any(rank.steps for rank in ranks):
+        fail(f"no step could be recorded in TMPDIR: {folder}: {job.cut}")
+    if not job.ended and not status and any(rank.steps and not rank.ended for rank in ranks):
+        job.cut = job.cut or "silent"
+    if not any(rank.passes or rank.steps for rank in ranks):
+        for path in job.traces.glob("*.stacks"):
+            at, inside, _ = read_stack(path)
+            if at and "/bin/" not in at[0]:  # torchrun
+                print_still(say("process"), at, inside, say)
+        fail(say("early_by" if job.ended else "early", by=job.ended, status=status))
+    return job, ranks
+
+
+def perform(args: argparse.Namespace, command: list[str], job: Job, say: Callable) -> float:
+    """The command runs until it ends, or is ended. Returns when we ended it."""
+    # These end the job as Ctrl-C does; what nohup or a shell ignores stays ignored.
+    ends = [number for number in ENDS if signal.getsignal(number) != signal.SIG_IGN]
+    for number in ends:
+        signal.signal(number, signal.default_int_handler)
     try:
         job.start(command)
     except OSError as error:
@@ -193,23 +220,7 @@ def run(
         if job.ended or job.process.poll() is None:
             job.end()
         job.over()
-
-    status = job.process.returncode
-    job.cut = job.stopped()
-    if not job.cut and not any(job.traces.glob("*.jsonl")):
-        fail(say("no_torch", status=status))
-    ranks = read_ranks(job.traces, stopped, bool(job.cut))
-    if job.cut and not any(rank.steps for rank in ranks):
-        fail(f"no step could be recorded in TMPDIR: {folder}: {job.cut}")
-    if not job.ended and not status and any(rank.steps and not rank.ended for rank in ranks):
-        job.cut = job.cut or "silent"
-    if not any(rank.passes or rank.steps for rank in ranks):
-        for path in job.traces.glob("*.stacks"):
-            at, inside, _ = read_stack(path)
-            if at and "/bin/" not in at[0]:  # torchrun
-                print_still(say("process"), at, inside, say)
-        fail(say("early_by" if job.ended else "early", by=job.ended, status=status))
-    return job, ranks
+    return stopped
 
 
 def broken(job: Job, ranks: list[Rank]) -> bool:
@@ -265,6 +276,44 @@ def run_again(args: argparse.Namespace, report: Report, noise: float) -> Run | N
     return None
 
 
+def measure(args: argparse.Namespace, command: list[str], report: Report) -> Speed:
+    """How fast it is, and what its parts cost. Ends the doctor where that cannot be known."""
+    say = report.say
+    print("doctor: " + say("speed_running", command=" ".join(command)), flush=True)
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True)
+        trial = Trial(Path(folder.name))
+    except OSError as error:
+        fail(f"nothing can be recorded in TMPDIR: {error.strerror}")
+    with folder:
+        perform(args, command, trial, say)
+        trial.read()
+    status = trial.process.returncode
+    if not trial.torch:
+        fail(say("no_torch", status=status))
+    if trial.ended == "alone":
+        fail(say("speed_alone", ready=len(trial.ready), world=trial.world()))
+    speed = Speed(trial)
+    if not trial.ready or not all(map(speed.all, ("plain", *speed.taken()))):
+        fail(say("speed_short", status=status))
+    over = say("speed_stays" if trial.kept else "speed_over", files=listed(trial.kept))
+    print("\ndoctor: " + over)
+    lines, speed.decided = lines_of(speed, report)
+    print("\n" + "\n".join(lines))
+    return speed
+
+
+def compare_speed(args: argparse.Namespace, report: Report) -> int:
+    """Status: 3 if something could not be told."""
+    runs = [measure(args, command, report) for command in (args.against, args.command) if command]
+    if args.against:
+        print("\n" + compared(*runs, report))
+    if args.json:
+        text = json.dumps([speed.json() for speed in runs], indent=1)
+        Path(args.json).write_text(text + "\n")
+    return 0 if all(speed.decided for speed in runs) else 3
+
+
 def main() -> None:
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.reconfigure(errors="backslashreplace")
@@ -283,6 +332,8 @@ def examine(args: argparse.Namespace) -> None:
         return
 
     report = Report(language, tuple(args.allow))
+    if args.speed:
+        sys.exit(compare_speed(args, report))
     first = None
     if args.against:
         check_line(args.command, report.say)

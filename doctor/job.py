@@ -31,7 +31,7 @@ class Job:
 
         # A copy: the doctor itself may be a zip file, or have names that the script has, too.
         own = resources.files(__package__)
-        for room in ("recorder", "against", "without"):
+        for room in ("recorder", "against", "without", "speed"):
             (first / "_doctor" / room).mkdir(parents=True)
             for file in (own / room).iterdir():
                 if file.name.endswith(".py"):

@@ -95,6 +95,10 @@ class Report:
     def say(self, name: str, **values: object) -> str:
         return self.words[name][0].format(**values)
 
+    def advice(self, name: str, **values: object) -> str:
+        """What to do, if the words know it."""
+        return "".join(self.words[name][1:2]).format(**values)
+
     def word(self, text: str) -> str:
         """One of the words, by its name; any other text as it is."""
         return self.words.get(text, [text])[0]

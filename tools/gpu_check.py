@@ -1,13 +1,13 @@
 """Does everything work on this GPU box, exactly, and how fast? It fetches and installs nothing.
 
     python tools/gpu_check.py                # all of it
-    python tools/gpu_check.py --machine      # the machine alone, in seconds: first on a new box
+    python tools/gpu_check.py --machine      # the machine and its links alone: first on a new box
     python tools/gpu_check.py --device cpu   # the same code on two CPU processes, small
 
-Four parts: the machine, the smoke tests, one training by all GPUs against a plain loop, images a
-second. Each prints a line as it ends (ok, FAILED, not here), and gpu.md and gpu.json in --out,
-which are to be sent, are written anew, so a run that is cut off keeps what it has found. Ends with
-status 1 if a part failed.
+Five parts: the machine, its links, the smoke tests, one training by all GPUs against a plain loop,
+images a second. Each prints a line as it ends (ok, FAILED, not here), and gpu.md and gpu.json in
+--out, which are to be sent, are written anew, so a run that is cut off keeps what it has found. It
+ends with status 1 if a part failed.
 """
 
 import argparse
@@ -185,6 +185,105 @@ def machine(kit: Kit) -> str:
     return "fit for training"
 
 
+# ---- the links ----
+# What nvidia-smi topo -m calls a way, in words. (`nvidia-smi topo --help` says what they mean.)
+WAYS = {
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PHB": "PCIe, through the CPU",
+    "NODE": "PCIe, through the CPU's own links",
+    "SYS": "PCIe and the link between two CPUs: the slowest way",
+}
+# GB a second in one direction: 16 lanes of PCIe 5 (PCI-SIG: 32 GT/s a lane, 128b/130b; PCIe 4 gives
+# half), and a link of NVLink 3 and 4 (NVIDIA: 50 GB/s both ways).
+PCIE, NVLINK = 63.0, 25.0
+
+
+def topology(text: str) -> dict[str, str]:
+    """What `nvidia-smi topo -m` prints: pairs of GPUs -> the way between them."""
+    found = {}
+    lines = [re.sub(r"\x1b\[\d*m", "", line).split() for line in text.splitlines()]
+    head = next((line for line in lines if line[:1] == ["GPU0"]), [])
+    names = [name for name in head if re.fullmatch(r"GPU\d+", name)]
+    for name, *cells in [line for line in lines if line and line[0] in names]:
+        for other, way in list(zip(names, cells, strict=False)):
+            if names.index(name) < names.index(other):
+                found[f"{name} {other}"] = way
+    return found
+
+
+def in_words(way: str) -> str:
+    if found := re.fullmatch(r"NV(\d+)", way):
+        return f"{found[1]} links of NVLink"
+    return WAYS.get(way, way)
+
+
+def usual(way: str) -> float | None:
+    """GB a second in one direction that such a way gives at most; None: nobody can tell."""
+    if found := re.fullmatch(r"NV(\d+)", way):
+        return NVLINK * int(found[1])
+    return PCIE if way in WAYS else None
+
+
+def links(kit: Kit) -> str:
+    """Known numbers from each GPU to each, bit by bit, and how fast."""
+    ranks = kit.gpus or 2
+    if ranks == 1:
+        raise NotHere("one GPU has no links")
+    file = kit.folder / "links.json"
+    kit.run([*torchrun(ranks), ROOT / "tools/links.py", file], QUIET)
+    found = json.loads(file.read_text())
+    kit.data = found | {"rows": [row for row in found["rows"] if row["wrong"]][:100]}
+    text = ""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        words = ["nvidia-smi", "topo", "-m"]
+        text = subprocess.run(words, capture_output=True, text=True, timeout=30).stdout
+    told = topology(text) if kit.gpus else {}
+    kit.table = [["between", "way", "P2P", "GB/s", "at most"], *rows_of_links(found, told)]
+    if wrong := [row for row in found["rows"] if row["wrong"]]:
+        first = wrong[0]
+        path = "-".join(map(str, first["ranks"]))
+        where = f"{first['what']} {path}, {first['size']} bytes, round {first['round'] + 1}"
+        count = f"{first['wrong']} of {first['size'] // 4} numbers are wrong"
+        raise Failed(
+            f"data are lost: {where}: {count} on rank {first['rank']} ({len(wrong)} such);"
+            " train with NCCL_P2P_DISABLE=1 until the machine is mended"
+        )
+    return f"{len(found['rows'])} transfers by {ranks} ranks, no bit is wrong"
+
+
+def rows_of_links(found: dict, told: dict[str, str]) -> list[list[str]]:
+    largest = max(row["size"] for row in found["rows"])
+
+    def pace(what: str, ranks: list[int]) -> float:
+        """GB a second in the last round: the slowest rank's."""
+        seconds = [
+            row["seconds"] for row in found["rows"]
+            if (row["what"], row["ranks"], row["size"]) == (what, ranks, largest)
+            and row["round"] == 1 and (what != "send" or row["rank"] in ranks)
+        ]  # fmt: skip
+        return largest / max(seconds) / 1e9
+
+    world = 1 + max(row["rank"] for row in found["rows"])
+    table = []
+    for one in range(world):
+        for other in range(one + 1, world):
+            way = told.get(f"GPU{one} GPU{other}", "")
+            peers = (
+                "-"
+                if found["device"] == "cpu"
+                else "on"
+                if [one, other] in found["peers"]
+                else "off"
+            )
+            paces = f"{pace('send', [one, other]):.3g}, {pace('send', [other, one]):.3g}"
+            most = usual(way)
+            row = [f"{one} and {other}", in_words(way) or "-", peers, paces]
+            table.append([*row, f"{most:g}" if most else "-"])
+    together = pace("all_reduce", list(range(world))) * 2 * (world - 1) / world
+    return [*table, ["all, all_reduce", "-", "-", f"{together:.3g}", "-"]]
+
+
 # ---- the smoke tests ----
 def smoke_tests(kit: Kit) -> str:
     if not find_spec("pytest"):
@@ -299,7 +398,8 @@ def speed(kit: Kit) -> str:
 
 # ---- the report ----
 PARTS: dict[str, Callable[[Kit], str]] = {
-    "machine": machine, "smoke tests": smoke_tests, "exactness": exactness, "speed": speed,
+    "machine": machine, "links": links, "smoke tests": smoke_tests, "exactness": exactness,
+    "speed": speed,
 }  # fmt: skip
 
 
@@ -344,7 +444,7 @@ def perform(kit: Kit, result: dict, part: Callable[[Kit], str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
-    add("--machine", action="store_true", help="look at the machine, and do nothing else")
+    add("--machine", action="store_true", help="look at the machine and its links alone")
     add("--device", choices=["cuda", "cpu"], default="cuda", help="(cuda)")
     dated = Path("runs", time.strftime("gpu-check-%Y%m%d-%H%M%S"))
     add("--out", type=Path, default=dated, help="for the results; else runs/gpu-check-DATE")
@@ -361,7 +461,7 @@ def main() -> None:
         if args.device == "cuda" and not kit.gpus and not args.machine:
             sys.exit("error: torch sees no GPU: try --machine, or --device cpu")
         args.out.mkdir(parents=True, exist_ok=True)
-        for name, part in list(PARTS.items())[: 1 if args.machine else None]:
+        for name, part in list(PARTS.items())[: 2 if args.machine else None]:
             results.append({"part": name, "status": "cut off", "text": "", "output": ""})
             results[-1] |= {"seconds": 0.0, "table": [], "data": {}}
             write(args.out, head, results)

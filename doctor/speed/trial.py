@@ -1,0 +1,256 @@
+"""One launch that is measured, and what its numbers say."""
+
+import json
+import math
+import time
+from pathlib import Path
+from statistics import median
+
+from ..job import Job
+from ..report import Report
+from . import KINDS, PLAN, SPEED
+
+SECONDS = 2.0  # of a window, as the training is
+ROUNDS = 3
+LEAST, MOST = 5, 300  # steps of a window
+PATIENCE = 100  # seconds that the other ranks may be late
+CLEAR = 1.25  # times as fast without it: what brings less is not named
+QUIET = 1.3  # and where windows of one kind differ by more, nothing is ruled out
+SLOWEST = 0.05  # GB a second: what takes longer is no link
+
+
+class Trial(Job):
+    """A job whose processes measure; each tells of its windows in its own file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.ours[SPEED] = "1"
+        self.ready: dict[int, dict] = {}  # rank -> what it told before the first window
+        self.windows: dict[int, list[dict]] = {}
+        self.kept: list[str] = []  # files that were there before
+        self.torch = False
+
+    def read(self) -> None:
+        self.ready, self.windows, kept = {}, {}, {}
+        for path in self.traces.glob("*.jsonl"):
+            self.torch = True
+            lines = path.read_text().splitlines()
+            events = [json.loads(line) for line in lines if line.endswith("}")]
+            names = ("ready", "window", "over")
+            found = {name: [event for event in events if event["e"] == name] for name in names}
+            kept |= {event["path"]: 0 for event in events if event["e"] == "stays"}
+            for event in found["ready"]:
+                self.ready[event["rank"]] = event | {"over": bool(found["over"])}
+                self.windows[event["rank"]] = found["window"]
+        self.kept = list(kept)
+
+    def world(self) -> int:
+        return max((event["world"] for event in self.ready.values()), default=0)
+
+    def wait(self, steps: int, seconds: float, still: float) -> None:
+        start = time.monotonic()
+        first = 0.0
+        while self.process.poll() is None:
+            time.sleep(0.2)
+            self.read()
+            now = time.monotonic()
+            first = first or (now if self.ready else 0.0)
+            plan = self.traces / PLAN
+            if self.ready and len(self.ready) == self.world() and not plan.exists():
+                draft = self.traces / f"{PLAN}.new"
+                draft.write_text(json.dumps(planned(list(self.ready.values()))))
+                draft.rename(plan)
+            if self.ready and all(event["over"] for event in self.ready.values()):
+                self.ended = "measured"
+            elif seconds and now > start + seconds:
+                self.ended = "seconds"
+            elif first and not plan.exists() and now > first + PATIENCE:
+                self.ended = "alone"
+            if self.ended:
+                return
+        self.read()
+
+
+def planned(ready: list[dict]) -> dict:
+    """How many steps windows have, and how many before them are not measured."""
+    each = max(event["seconds"] for event in ready)
+    steps = min(MOST, max(LEAST, math.ceil(SECONDS / max(each, 1e-6))))
+    return {"settle": max(e["settle"] for e in ready), "steps": steps, "rounds": ROUNDS}
+
+
+class Speed:
+    """The numbers of one launch: for each kind of window, each round's of each rank."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.decided = True
+        self.ranks = [trial.ready[rank] for rank in sorted(trial.ready)]
+        self.world = len(self.ranks)
+        rows = [trial.windows[rank] for rank in sorted(trial.ready)]
+        whole = min(map(len, rows), default=0)
+        rows = [[row for row in own[:whole] if row["seconds"] > 0] for own in rows]
+        self.by_samples = all(row["samples"] for own in rows for row in own) and bool(whole)
+        unit = "samples" if self.by_samples else "steps"
+        self.paces = {kind: self.of(rows, kind, unit) for kind in KINDS}
+        self.steps = (
+            {
+                kind: [row["steps"] / row["seconds"] for row in rows[0] if row["kind"] == kind]
+                for kind in KINDS
+            }
+            if rows
+            else {}
+        )
+        self.calls = max(
+            (row["collectives"] / max(1, row["steps"]) for own in rows for row in own
+             if row["kind"] == "communication"), default=0,
+        )  # fmt: skip
+
+    def of(self, rows: list, kind: str, unit: str) -> list[list[float]]:
+        """Paces of each rank, a number for each round."""
+        paces = [[row[unit] / row["seconds"] for row in own if row["kind"] == kind] for own in rows]
+        least = min(map(len, paces), default=0)
+        return [own[:least] for own in paces]
+
+    def all(self, kind: str) -> list[float]:
+        """Of all ranks together in each round, as if all went at the pace of the slowest: that is
+        how they go as soon as they average."""
+        return [self.world * min(each) for each in zip(*self.paces[kind], strict=True)]
+
+    def own(self, rank: int, kind: str) -> float:
+        return median(self.paces[kind][rank])
+
+    def gain(self, kind: str) -> float:
+        return median(self.all(kind)) / median(self.all("plain"))
+
+    def spread(self, *kinds: str) -> float:
+        """How much windows of one kind differ: the most by the least."""
+        return max(max(self.all(kind)) / min(self.all(kind)) for kind in kinds)
+
+    def clear(self, kind: str) -> bool | None:
+        """Whether it costs something; None: the windows differ too much to tell, or are too few."""
+        with_it, without = self.all("plain"), self.all(kind)
+        gain, spread = self.gain(kind), self.spread("plain", kind)
+        if min(len(with_it), len(without)) < 2:
+            return None
+        if min(without) > max(with_it) and gain >= max(CLEAR, min(spread, 3)):
+            return True
+        return False if gain < CLEAR and spread < QUIET else None
+
+    def taken(self) -> list[str]:
+        """What could be taken out."""
+        one = self.ranks[0]
+        kinds = ["input"] if one["workers"] >= 0 else []
+        if self.world > 1 and one["ddp"] and not one["sharded"]:
+            kinds.append("communication")
+        return kinds
+
+    def json(self) -> dict:
+        facts = {key: self.ranks[0][key] for key in ("workers", "cpus", "bytes", "device", "ddp")}
+        unit = "samples" if self.by_samples else "steps"
+        return {"ranks": self.world, "unit": unit, "a_second": self.paces, **facts}
+
+    def waits_for(self) -> int | None:
+        """The rank that is slower than others, and alone no faster than all together."""
+        if "communication" not in self.taken() or not self.all("communication"):
+            return None
+        paces = self.paces["communication"]
+        order = sorted(range(self.world), key=lambda rank: median(paces[rank]))
+        slow, fast = order[0], order[-1]
+        apart = len(paces[slow]) > 1 and min(paces[fast]) > QUIET * max(paces[slow])
+        held = self.own(slow, "communication") < 1.2 * self.own(slow, "plain")
+        return slow if apart and held else None
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def lines_of(speed: Speed, report: Report) -> tuple[list[str], bool]:
+    """The table and the sentences; and whether all of them could be decided."""
+    say = report.say
+    unit = report.say("speed_name_samples" if speed.by_samples else "speed_name_steps")
+    lines = [say("speed_head", unit=unit, rounds=len(speed.all("plain")))]
+    taken = speed.taken()
+    for kind in ("plain", *taken):
+        values = speed.all(kind)
+        shown = f"{number(median(values))} ({number(min(values))}–{number(max(values))})"
+        paces = ", ".join(number(speed.own(rank, kind)) for rank in range(min(speed.world, 8)))
+        more = ", …" if speed.world > 8 else ""
+        lines.append("  " + say(f"speed_{kind}", all=shown, ranks=paces + more))
+    lines.append("")
+    sentences, decided = said_of(speed, report, taken)
+    return lines + sentences, decided
+
+
+def said_of(speed: Speed, report: Report, taken: list[str]) -> tuple[list[str], bool]:
+    lines, one = [], speed.ranks[0]
+
+    def add(name: str, **values: object) -> None:
+        lines.append(report.say(name, **values))
+        advice = report.advice(name, **values)
+        lines.extend([f"  -> {advice}"] if advice else [])
+
+    found = {kind: speed.clear(kind) for kind in taken}
+    slow = speed.waits_for()
+    if slow is not None:
+        fast = max(range(speed.world), key=lambda rank: speed.own(rank, "communication"))
+        paces = {"slow": number(speed.own(slow, "communication"))}
+        paces["fast"] = number(speed.own(fast, "communication"))
+        paces["gain"] = f"{speed.gain('input'):.3g}" if "input" in taken else ""
+        add("speed_waits_input" if found.get("input") else "speed_waits", rank=slow, **paces)
+    elif found.get("input"):
+        values = {"share": share(speed.gain("input")), "gain": f"{speed.gain('input'):.3g}"}
+        values |= {"workers": one["workers"], "cpus": one["cpus"], "ranks": speed.world}
+        add("speed_input_costs", **values)
+    if found.get("communication"):
+        values = link(speed)
+        slower = float(values["rate"]) < SLOWEST
+        add("speed_communication_waits" if slower else "speed_communication_costs", **values)
+    unsure = [kind for kind in taken if found[kind] is None]
+    if unsure and slow is None:
+        names = ", ".join(report.say(f"speed_name_{kind}") for kind in unsure)
+        add("speed_undecided", kinds=names, gains=", ".join(f"{speed.gain(k):.3g}" for k in unsure))
+    if taken and not any(found.values()) and not unsure and slow is None:
+        most = max(speed.gain(kind) for kind in taken)
+        add("speed_step", share=f"{100 / max(1.0, most):.0f}")
+    for name, holds in (
+        ("speed_no_loader", "input" not in taken),
+        ("speed_sharded", one["sharded"] and speed.world > 1),
+        ("speed_no_ddp", speed.world > 1 and not one["ddp"] and not one["sharded"]),
+        ("speed_own_calls", "communication" in taken and speed.calls >= 0.5),
+    ):
+        if holds:
+            add(name, calls=f"{speed.calls:.3g}")
+    return lines, not unsure or slow is not None
+
+
+def share(gain: float) -> str:
+    return f"{100 * (1 - 1 / gain):.0f}"
+
+
+def link(speed: Speed) -> dict:
+    """What communication costs in a step, and by arithmetic what would help."""
+    one, world = speed.ranks[0], speed.world
+    gain = speed.gain("communication")
+    whole = 1 / median(speed.steps["plain"])
+    alone = whole / gain
+    lost = whole - alone
+    sent = 2 * (world - 1) / world * one["bytes"]
+    return {
+        "share": share(gain),
+        "gain": f"{gain:.3g}",
+        "size": number(one["bytes"] / 1e6),
+        "lost": number(1000 * lost),
+        "rate": f"{sent / lost / 1e9:.2g}",
+        "four": f"{4 * whole / (4 * alone + lost):.2g}",
+        "half": f"{whole / (alone + lost / 2):.2g}",
+    }
+
+
+def compared(one: Speed, two: Speed, report: Report) -> str:
+    """The second launch with the first."""
+    if not one.by_samples == two.by_samples == True:  # noqa: E712
+        return report.say("speed_no_samples")
+    a, b = one.all("plain"), two.all("plain")
+    values = {"times": f"{median(b) / median(a):.3g}", "ranks": two.world, "alone": one.world}
+    values |= {"a": number(median(a)), "b": number(median(b))}
+    return report.say("speed_compared", **values)

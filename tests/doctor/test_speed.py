@@ -1,0 +1,256 @@
+"""doctor --speed: what it says where an effect is made by hand."""
+
+import json
+import multiprocessing
+import os
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from crew import Crew
+from examined import OLDEST
+from harness import ROOT, run
+
+from doctor.recorder.notes import FOLDER, WHOLE
+from doctor.report import LANGUAGES, Report
+from doctor.speed import PLAN, SPEED
+from doctor.speed.trial import Speed, Trial, compared, lines_of, planned
+
+PROGRAM = """\
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+
+
+class Points(Dataset):
+    def __len__(self):
+        return 2080
+
+    def __getitem__(self, i):
+        SLOW_ITEM
+        return torch.randn(16), i % 4
+
+
+train_set = Points()
+sampler = DistributedSampler(train_set, drop_last=True)
+loader = DataLoader(train_set, 8, sampler=sampler, num_workers=0)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
+ddp_model = DistributedDataParallel(model)
+SLOW_LINK
+optimizer = torch.optim.SGD(model.parameters(), lr=1e9)
+first = [p.detach().clone() for p in model.parameters()]
+
+for epoch in range(1):
+    sampler.set_epoch(epoch)
+    for inputs, targets in loader:
+        loss = nn.functional.cross_entropy(ddp_model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        SLOW_STEP
+
+assert all(map(torch.equal, first, model.parameters()))
+"""
+PLAIN = {"SLOW_ITEM": "pass", "SLOW_STEP": "pass", "SLOW_LINK": ""}
+LINK = """
+def slow_link(_, bucket):
+    time.sleep(0.06)
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda f: f.value()[0])
+
+
+ddp_model.register_comm_hook(None, slow_link)
+"""
+SLEEP = "time.sleep(0.005)"
+ACCUMULATION = (
+    "    for inputs, targets in loader:\n",
+    "    for number, (inputs, targets) in enumerate(loader, start=1):\n",
+    "        optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()\n",
+    "        loss.backward()\n        if number % 2 == 0:\n            optimizer.step()\n"
+    "            optimizer.zero_grad()\n",
+)
+STREAM = (
+    "class Points(Dataset):",
+    "class Stream(IterableDataset):\n    def __iter__(self):\n        for i in range(1040):\n"
+    "            SLOW_ITEM\n            yield torch.randn(16), i % 4\n\n\nclass Points(Dataset):",
+    "loader = DataLoader(train_set, 8, sampler=sampler, num_workers=0)",
+    "loader = DataLoader(Stream(), 8)",
+)
+TWO = (
+    "        optimizer.step()\n",
+    "        optimizer.step()\n        other.step()\n",
+    "first = [",
+    "other = torch.optim.Adam(model.parameters())\nfirst = [",
+)
+IN_PLACE = (
+    "        loss = nn.",
+    "        assert inputs.abs().max() < 100\n        inputs.mul_(1000)\n        loss = nn.",
+)
+SHORT = ("range(1)", "range(7)", "return 2080", "return 320")
+WORKERS = ("num_workers=0", "num_workers=1, persistent_workers=True")
+STATIC = ("DistributedDataParallel(model)", "DistributedDataParallel(model, static_graph=True)")
+COMPILED = ("DistributedDataParallel(model)", "torch.compile(DistributedDataParallel(model))")
+OWN_CALL = ("        optimizer.step()\n", "        optimizer.step()\n        dist.barrier()\n")
+EVALUATES = (
+    "    sampler.set_epoch(epoch)\n",
+    "    sampler.set_epoch(epoch)\n    with torch.no_grad():\n"
+    "        val = [ddp_model(inputs) for inputs, _ in DataLoader(Points(), 500)]\n"
+    "    assert len(val) == 5\n",
+)
+NO_LOADER = ("in loader:", "in [(torch.randn(8, 16), torch.arange(8) % 4)] * 130:")
+# Of each: what SLOW_ITEM, SLOW_STEP and WIDTH are, other changes, and what is said.
+SAID = {
+    "a slow data set": ({"SLOW_ITEM": SLEEP}, (), ["input_costs"]),
+    "a slow data set on one rank": (
+        {"SLOW_ITEM": f"{SLEEP} if rank == 1 else None"}, (), ["waits_input"],
+    ),
+    "a slow rank": (
+        {"SLOW_STEP": "time.sleep(0.05) if rank == 1 else None"}, (), ["waits"],
+    ),
+    "a slow link": ({"SLOW_LINK": LINK}, (), ["communication_waits"]),
+    "a slow step": ({"SLOW_STEP": "time.sleep(0.06)"}, (), ["step"]),
+    "accumulation": ({"SLOW_ITEM": SLEEP}, ACCUMULATION, ["input_costs"]),
+    "a stream": ({"SLOW_ITEM": SLEEP}, STREAM, ["input_costs"]),
+    "two optimizers": ({"SLOW_ITEM": SLEEP}, TWO, ["input_costs"]),
+    "batches that are changed": ({"SLOW_ITEM": SLEEP}, IN_PLACE, ["input_costs"]),
+    "short epochs": ({"SLOW_ITEM": SLEEP}, SHORT, ["input_costs"]),
+    "workers that stay": ({"SLOW_ITEM": SLEEP}, WORKERS + SHORT, ["input_costs"]),
+    "a static graph": ({"SLOW_LINK": LINK}, STATIC, ["communication_waits"]),
+    "a compiled model": ({"SLOW_STEP": "time.sleep(0.06)"}, COMPILED, ["step"]),
+    "a collective of its own": ({"SLOW_STEP": "time.sleep(0.06)"}, OWN_CALL, ["step", "own_calls"]),
+    "an evaluation": ({"SLOW_STEP": "time.sleep(0.06)"}, EVALUATES, ["step"]),
+    "no loader": ({"SLOW_STEP": "time.sleep(0.06)"}, NO_LOADER, ["step", "no_loader"]),
+}  # fmt: skip
+CLAIMS = ["waits", "waits_input", "input_costs", "communication_costs", "communication_waits"]
+CLAIMS += ["step", "no_loader", "sharded", "no_ddp", "own_calls"]
+ALWAYS = ["a slow data set", "a slow data set on one rank", "a slow link", "a slow step"]
+ATTACHED = []
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    with Crew(2) as members:
+        yield members
+
+
+def measure(script: str, folder: str) -> None:
+    """In a crew member: run a script as --speed does, to the end of its windows."""
+    os.environ[FOLDER] = f"{folder}/traces"
+    os.environ[SPEED] = "1"
+    os.chdir(folder)
+    sys.argv = [script]
+    multiprocessing.set_start_method("fork", force=True)
+    from doctor.attach import attach
+    from doctor.recorder.notes import notes
+
+    if not ATTACHED:
+        ATTACHED.append(attach("torch"))
+    from doctor.speed import windows
+
+    notes.begin(os.environ[FOLDER])
+    windows.windows.__init__()
+    runpy.run_path(script, run_name="__main__")
+
+
+def changed(kind: str) -> str:
+    words, texts, _ = SAID[kind]
+    text = PROGRAM
+    for old, new in zip(texts[::2], texts[1::2], strict=True):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    for old, new in (PLAIN | words).items():
+        text = text.replace(old, new)
+    return text
+
+
+def speed_of(crew: Crew, text: str, folder: Path, world_size: int = 2) -> Speed:
+    (folder / "traces").mkdir(parents=True)
+    (folder / "traces" / WHOLE).touch()
+    (folder / "script.py").write_text(text)
+    plan = planned([{"seconds": 0.02, "settle": 3}]) | {"steps": 8}
+    (folder / "traces" / PLAN).write_text(json.dumps(plan))
+    crew.run(measure, str(folder / "script.py"), str(folder), world_size=world_size)
+    trial = Trial.__new__(Trial)
+    trial.traces = folder / "traces"
+    trial.read()
+    assert len(trial.ready) == world_size
+    return Speed(trial)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind in ALWAYS else pytest.mark.proof) for kind in SAID],
+)
+def test_what_is_said(kind: str, crew: Crew, tmp_path: Path) -> None:
+    if OLDEST and kind == "a compiled model":
+        pytest.skip("minutes of compiling in torch 2.6")
+    speed = speed_of(crew, changed(kind), tmp_path)
+    for language in LANGUAGES:
+        report = Report(language)
+        lines, _ = lines_of(speed, report)
+        print("\n".join(lines))
+        said = []
+        for name in CLAIMS:
+            pattern = re.sub(r"\\{\w+\\}", ".+", re.escape(report.words[f"speed_{name}"][0]))
+            said += [name for line in lines if re.fullmatch(pattern, line)]
+        wanted = SAID[kind][2]
+        if any(line.startswith(report.say("against_undecided")) for line in lines):
+            wanted = [name for name in wanted if name != "step"]  # on a busy machine
+        assert said == wanted
+
+
+@pytest.mark.proof
+def test_twice_as_fast(crew: Crew, tmp_path: Path) -> None:
+    """Of a slow data set two ranks read twice as much."""
+    text = changed("a slow data set")
+    one, two = (speed_of(crew, text, tmp_path / f"{n}", n) for n in (1, 2))
+    said = compared(one, two, Report("en"))
+    assert 1.5 < float(re.search(r"are ([\d.]+) times", said)[1]) < 2.5, said
+
+
+@pytest.mark.proof
+def test_a_command(tmp_path: Path) -> None:
+    """A real launch: a file that was there stays, the job is ended, the numbers are in the file."""
+    text = changed("a slow step").replace("0.06", "0.1").replace("return 2080", "return 64")
+    text = text.replace("range(1)", "range(200)")
+    text = text.replace(
+        "assert all", "    torch.save(epoch, 'old.pt')\n    torch.save(1, 'new.pt')\nassert all"
+    )
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "old.pt").write_text("a year of training")
+    os.utime(tmp_path / "old.pt", (1, 1))
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    words = [
+        ROOT / "doctor",
+        "--lang",
+        "en",
+        "--speed",
+        "--json",
+        "speed.json",
+        *launch,
+        "train.py",
+    ]
+    result = run([sys.executable, *words], tmp_path)
+    assert result.returncode == 0, result.output
+    assert "the step itself" in result.output and "old.pt" in result.output
+    assert (tmp_path / "old.pt").read_text() == "a year of training"
+    assert (tmp_path / "new.pt").is_file()
+    [found] = json.loads((tmp_path / "speed.json").read_text())
+    assert found["ranks"] == 2 and len(found["a_second"]["plain"][0]) == 3
