@@ -44,7 +44,7 @@ class Windows:
         self.since = None  # when the part of a window began that is measured
         self.part = [0, 0, 0, 0.0]  # steps, samples, batches of it, seconds
         self.measured = [0, 0, 0, 0.0]  # of the window so far
-        self.rates = []  # of the optimizer that steps
+        self.rates = []  # of each optimizer that steps: one may call another one
         self.wrapped = WeakSet()  # DDP's models
         self.trained = WeakKeyDictionary()  # a loader that steps learned from -> its kept batches
         self.latest = None  # the loader that gave the latest batch
@@ -55,23 +55,23 @@ class Windows:
     # ---- steps ----
 
     def before_step(self, optimizer: object, *_: object) -> None:
-        self.rates = []
+        rates = []
         for group in optimizer.param_groups:
             rate = group.get("lr")
             if isinstance(rate, torch.Tensor):
-                self.rates.append((group, rate.clone()))
+                rates.append((group, rate.clone()))
                 rate.zero_()
             elif rate is not None:
-                self.rates.append((group, rate))
+                rates.append((group, rate))
                 group["lr"] = 0.0
+        self.rates.append(rates)
 
     def after_step(self, optimizer: object, *_: object) -> None:
-        for group, rate in self.rates:
+        for group, rate in self.rates.pop():
             if isinstance(rate, torch.Tensor):
                 group["lr"].copy_(rate)
             else:
                 group["lr"] = rate
-        self.rates = []
         self.main = self.main or optimizer
         if optimizer is not self.main:
             return

@@ -133,7 +133,11 @@ def compared(
     return found
 
 
-@pytest.mark.parametrize("kind", against.KINDS, ids=lambda kind: kind.replace(" ", "-"))
+def hyphens(value: object) -> str:
+    return str(value).replace(" ", "-")
+
+
+@pytest.mark.parametrize("kind", against.KINDS, ids=hyphens)
 def test_names_where_runs_part(kind: str, crew: Crew, tmp_path: Path) -> None:
     words, name = against.KINDS[kind]
     for comparison in compared(crew, faults.changed(against.BASE, words), tmp_path).values():
@@ -144,12 +148,12 @@ def test_names_where_runs_part(kind: str, crew: Crew, tmp_path: Path) -> None:
         assert comparison.status() == wanted
 
 
-SIZES = [(what, size) for what in against.SAME for size in (2, 3)]
-ON_TWO = [("as it is", 3), *((what, 2) for what in against.SAME)]
+SIZES = [(size, what) for size in (2, 3) for what in against.SAME]
+ON_TWO = [(3, "as it is"), *((2, what) for what in against.SAME)]
 
 
-@pytest.mark.parametrize(("what", "size"), table(SIZES, ON_TWO))
-def test_nothing_differs(what: str, size: int, crew: Crew, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "what"), table(SIZES, ON_TWO), ids=hyphens)
+def test_nothing_differs(size: int, what: str, crew: Crew, tmp_path: Path) -> None:
     text = faults.changed(against.BASE, against.SAME[what])
     text = text.replace("16 // world_size", "12 // world_size").replace("64, 1", "60, 1")
     comparison = compared(crew, text, tmp_path, sizes=(1, size))["en"]
@@ -251,7 +255,7 @@ def test_without(wrong: bool, crew: Crew, tmp_path: Path) -> None:
     assert first == ("gradients:processes" if wrong else ""), comparison.text()
 
 
-@pytest.mark.parametrize("kind", table(against.ORDERS, QUICK_ORDERS))
+@pytest.mark.parametrize("kind", table(against.ORDERS, QUICK_ORDERS), ids=hyphens)
 def test_order_of_the_first_run(kind: str, crew: Crew, tmp_path: Path) -> None:
     words, name = against.ORDERS[kind]
     text = faults.changed(against.BASE, words)

@@ -553,7 +553,6 @@ def test_same_bits_compiled(tmp_path: Path) -> None:
     assert all(torch.equal(watched[name], unwatched[name]) for name in unwatched)
 
 
-@pytest.mark.proof
 def test_one_file(tmp_path: Path) -> None:
     """make doctor.pyz packs all that a run needs, words and recorder too. A finding that is allowed
     is a note, which is no failure; the job, which a shell script starts, is ended."""

@@ -13,6 +13,7 @@ import pytest
 from crew import Crew
 from examined import OLDEST
 from harness import ROOT, run
+from tiers import table
 
 from doctor.recorder.notes import FOLDER, WHOLE
 from doctor.report import LANGUAGES, Report
@@ -133,7 +134,13 @@ SAID = {
 }  # fmt: skip
 CLAIMS = ["waits", "waits_input", "input_costs", "communication_costs", "communication_waits"]
 CLAIMS += ["step", "no_loader", "sharded", "no_ddp", "own_calls"]
-ALWAYS = ["a slow data set", "a slow data set on one rank", "a slow link", "a slow step"]
+ALWAYS = [
+    "batches that are changed",
+    "a slow data set",
+    "a slow data set on one rank",
+    "a slow link",
+    "a slow step",
+]
 ATTACHED = []
 
 
@@ -189,7 +196,8 @@ def speed_of(crew: Crew, text: str, folder: Path, world_size: int = 2) -> Speed:
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=() if kind in ALWAYS else pytest.mark.proof) for kind in SAID],
+    table(SAID, ALWAYS),
+    ids=lambda kind: kind.replace(" ", "-"),
 )
 def test_what_is_said(kind: str, crew: Crew, tmp_path: Path) -> None:
     if OLDEST and kind == "a compiled model":

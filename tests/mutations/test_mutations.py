@@ -16,7 +16,7 @@ from mutations import MUTATIONS, TASKS, Mutation
 
 
 def files_of(root: Path) -> list[Path]:
-    tools = [root / "tools/gpu_check.py"]
+    tools = [root / "tools/gpu_check.py", root / "tools/links.py"]
     tools += sorted((root / "doctor").rglob("*.py"))
     tasks = sorted(root.glob("docs/examples/tasks/*/*.py"))
     return [*sorted(root.glob("0[1-7]_*/main.py")), *tools, *tasks]

@@ -47,7 +47,7 @@ def measured(file: str, fault: tuple | None) -> None:
         links.go = own
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", FAULTS, ids=lambda kind: kind.replace(" ", "-"))
 def test_what_is_lost_is_named(kind: str, crew: Crew, tmp_path: Path) -> None:
     fault, kit = FAULTS[kind], gpu_check.Kit("cpu", tmp_path)
     kit.run = lambda words, quiet: crew.run(measured, str(words[-1]), fault, world_size=2)
