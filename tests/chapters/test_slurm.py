@@ -155,6 +155,7 @@ class Job:
 # ------------------------------------------------------------------------------------------- srun
 
 
+@pytest.mark.proof
 def test_a_task_that_starts_its_processes(slurm: MiniSlurm, folder: Callable[[str], Path]) -> None:
     """srun hands a signal on to its task and to the two processes that it has started."""
     here = folder("spawn")

@@ -20,6 +20,7 @@ with open("rank." + os.environ["RANK"], "w") as file:
 """
 
 
+@pytest.mark.proof
 def test_trains_on_two_nodes(tmp_path: Path) -> None:
     """Sent by a line without another flag than those of the machines, as the page has it."""
     script = tmp_path / "train.py"

@@ -136,7 +136,6 @@ CLAIMS = ["waits", "waits_input", "input_costs", "communication_costs", "communi
 CLAIMS += ["step", "no_loader", "sharded", "no_ddp", "own_calls"]
 ALWAYS = [
     "batches that are changed",
-    "a slow data set",
     "a slow data set on one rank",
     "a slow link",
     "a slow step",

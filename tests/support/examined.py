@@ -54,6 +54,8 @@ def record(script: str, folder: str, without: str, *argv: str) -> None:
         part.__init__()
     if without:
         notes.fail(without, without, missing=True)
+    if compiler := sys.modules.get("torch._dynamo"):
+        compiler.utils.counters.clear()  # what a script before has compiled
     error = None
     try:
         with warnings.catch_warnings():

@@ -36,6 +36,7 @@ def test_names_what_is_there(skill: Path) -> None:
             assert target.startswith("http") or (skill / target).exists(), (page.name, target)
 
 
+@pytest.mark.proof
 def test_commands_run_elsewhere(skill: Path, tmp_path: Path) -> None:
     """In a project that has nothing else, with the example before and after."""
     text = (skill / "SKILL.md").read_text()
