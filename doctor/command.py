@@ -49,7 +49,7 @@ from .findings import KINDS
 from .job import ENDS, Job
 from .ranks import STILL, Rank, failed, read_ranks, read_stack
 from .report import LANGUAGES, Report, explain, listed, own_call, short
-from .speed.trial import Speed, Trial, compared, lines_of
+from .speed.trial import PATIENCE, Speed, Trial, compared, lines_of
 from .without import PARTS
 
 TAKEN_OUT = {"unequal_buffers": "batchnorm", "equal_randomness": "draws"}  # not to be checked
@@ -276,6 +276,16 @@ def run_again(args: argparse.Namespace, report: Report, noise: float) -> Run | N
     return None
 
 
+def write_json(args: argparse.Namespace, found: object) -> None:
+    if not args.json:
+        return
+    text = json.dumps(found, indent=1, ensure_ascii=False)
+    try:
+        Path(args.json).write_text(text + "\n", "utf-8", "backslashreplace")
+    except OSError as error:
+        fail(f"--json {args.json}: {error.strerror}")
+
+
 def measure(args: argparse.Namespace, command: list[str], report: Report) -> Speed:
     """How fast it is, and what its parts cost. Ends the doctor where that cannot be known."""
     say = report.say
@@ -288,13 +298,18 @@ def measure(args: argparse.Namespace, command: list[str], report: Report) -> Spe
     with folder:
         perform(args, command, trial, say)
         trial.read()
+        cut = trial.stopped()
     status = trial.process.returncode
+    if cut:
+        fail(f"nothing can be recorded in TMPDIR: {cut}")
     if not trial.torch:
         fail(say("no_torch", status=status))
     if trial.ended == "alone":
-        fail(say("speed_alone", ready=len(trial.ready), world=trial.world()))
-    speed = Speed(trial)
-    if not trial.ready or not all(map(speed.all, ("plain", *speed.taken()))):
+        ready = {"ready": len(trial.ready), "world": trial.world()}
+        fail(say("speed_alone", seconds=PATIENCE, **ready))
+    failed = trial.ended == "ctrl-c" or (status and not trial.ended)
+    speed = None if failed or not trial.ready else Speed(trial)
+    if not speed or not all(map(speed.all, ("plain", *speed.taken()))):
         fail(say("speed_short", status=status))
     over = say("speed_stays" if trial.kept else "speed_over", files=listed(trial.kept))
     print("\ndoctor: " + over)
@@ -308,9 +323,7 @@ def compare_speed(args: argparse.Namespace, report: Report) -> int:
     runs = [measure(args, command, report) for command in (args.against, args.command) if command]
     if args.against:
         print("\n" + compared(*runs, report))
-    if args.json:
-        text = json.dumps([speed.json() for speed in runs], indent=1)
-        Path(args.json).write_text(text + "\n")
+    write_json(args, [speed.json() for speed in runs])
     return 0 if all(speed.decided for speed in runs) else 3
 
 
@@ -359,13 +372,7 @@ def examine(args: argparse.Namespace) -> None:
         print("\n" + report.say("against_runs", **both))
         print("\n" + comparison.text())
     print("\n" + report.text())
-    if args.json:
-        found = report.json() | ({"against": comparison.json()} if comparison else {})
-        text = json.dumps(found, indent=1, ensure_ascii=False)
-        try:
-            Path(args.json).write_text(text + "\n", "utf-8", "backslashreplace")
-        except OSError as error:
-            fail(f"--json {args.json}: {error.strerror}")
+    write_json(args, report.json() | ({"against": comparison.json()} if comparison else {}))
     if report.failed() or (comparison and comparison.status() == 1):
         sys.exit(1)
     if status and not job.ended:

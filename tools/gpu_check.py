@@ -269,13 +269,8 @@ def rows_of_links(found: dict, told: dict[str, str]) -> list[list[str]]:
     for one in range(world):
         for other in range(one + 1, world):
             way = told.get(f"GPU{one} GPU{other}", "")
-            peers = (
-                "-"
-                if found["device"] == "cpu"
-                else "on"
-                if [one, other] in found["peers"]
-                else "off"
-            )
+            peers = "on" if [one, other] in found["peers"] else "off"
+            peers = "-" if found["device"] == "cpu" else peers
             paces = f"{pace('send', [one, other]):.3g}, {pace('send', [other, one]):.3g}"
             most = usual(way)
             row = [f"{one} and {other}", in_words(way) or "-", peers, paces]

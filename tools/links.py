@@ -10,20 +10,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-SIZES = [
-    1 << 10,
-    1 << 15,
-    1 << 20,
-    1 << 25,
-    1 << 30,
-]  # bytes, as far as a quarter of the memory goes
+SIZES = [1 << 10, 1 << 15, 1 << 20, 1 << 25, 1 << 30]  # bytes
+SHARE = 8  # a size is tried if so many of it fit into the memory that is free on each GPU
 MOST_ON_CPU = 1 << 25
 ROUNDS = 2
 
@@ -35,9 +30,11 @@ def numbers(size: int, rank: int, round_: int, device: torch.device) -> Tensor:
 
 
 def sizes(device: torch.device) -> list[int]:
-    most = MOST_ON_CPU
+    """The same ones on all ranks, whoever else is on a GPU."""
+    most = torch.tensor(MOST_ON_CPU, device=device)
     if device.type == "cuda":
-        most = torch.cuda.mem_get_info()[0] // 4
+        most.fill_(torch.cuda.mem_get_info()[0] // SHARE)
+    dist.all_reduce(most, dist.ReduceOp.MIN)
     return [size for size in SIZES if size <= most]
 
 
@@ -89,17 +86,17 @@ def tried(what: str, ranks: list[int], size: int, round_: int, device: torch.dev
     return row | {"rank": rank, "wrong": len(wrong), "first": first}
 
 
-def main(file: str, change: Callable = lambda: None) -> None:
-    """change: for tests, breaks something."""
+def main(file: str) -> None:
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    change()
-    rows = []
+    rows, some = [], sizes(device)
     for what, ranks in ways(dist.get_world_size()):
-        for size in sizes(device):
+        if dist.get_rank() == 0:
+            print(what, *ranks, flush=True)  # or it would seem to hang
+        for size in some:
             rows += [tried(what, ranks, size, round_, device) for round_ in range(ROUNDS)]
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, rows)
@@ -111,7 +108,7 @@ def main(file: str, change: Callable = lambda: None) -> None:
             for other in range(one + 1, count)
             if torch.cuda.can_device_access_peer(one, other)
         ]
-        found = {"rows": sum(parts, []), "device": device.type, "peers": peers, "gpus": count}
+        found = {"rows": sum(parts, []), "device": device.type, "peers": peers}
         Path(file).write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -60,7 +60,9 @@ class Trial(Job):
                 draft = self.traces / f"{PLAN}.new"
                 draft.write_text(json.dumps(planned(list(self.ready.values()))))
                 draft.rename(plan)
-            if self.ready and all(event["over"] for event in self.ready.values()):
+            if self.stopped():
+                self.ended = "the recorder had to stop"
+            elif self.ready and all(event["over"] for event in self.ready.values()):
                 self.ended = "measured"
             elif seconds and now > start + seconds:
                 self.ended = "seconds"
@@ -82,7 +84,6 @@ class Speed:
     """The numbers of one launch: for each kind of window, each round's of each rank."""
 
     def __init__(self, trial: Trial) -> None:
-        self.decided = True
         self.ranks = [trial.ready[rank] for rank in sorted(trial.ready)]
         self.world = len(self.ranks)
         rows = [trial.windows[rank] for rank in sorted(trial.ready)]
@@ -91,14 +92,8 @@ class Speed:
         self.by_samples = all(row["samples"] for own in rows for row in own) and bool(whole)
         unit = "samples" if self.by_samples else "steps"
         self.paces = {kind: self.of(rows, kind, unit) for kind in KINDS}
-        self.steps = (
-            {
-                kind: [row["steps"] / row["seconds"] for row in rows[0] if row["kind"] == kind]
-                for kind in KINDS
-            }
-            if rows
-            else {}
-        )
+        plain = [row for row in rows[0] if row["kind"] == "plain"]
+        self.step = median([row["seconds"] / row["steps"] for row in plain] or [0.0])  # seconds
         self.calls = max(
             (row["collectives"] / max(1, row["steps"]) for own in rows for row in own
              if row["kind"] == "communication"), default=0,
@@ -231,9 +226,8 @@ def link(speed: Speed) -> dict:
     """What communication costs in a step, and by arithmetic what would help."""
     one, world = speed.ranks[0], speed.world
     gain = speed.gain("communication")
-    whole = 1 / median(speed.steps["plain"])
-    alone = whole / gain
-    lost = whole - alone
+    alone = speed.step / gain
+    lost = speed.step - alone
     sent = 2 * (world - 1) / world * one["bytes"]
     return {
         "share": share(gain),
@@ -241,14 +235,14 @@ def link(speed: Speed) -> dict:
         "size": number(one["bytes"] / 1e6),
         "lost": number(1000 * lost),
         "rate": f"{sent / lost / 1e9:.2g}",
-        "four": f"{4 * whole / (4 * alone + lost):.2g}",
-        "half": f"{whole / (alone + lost / 2):.2g}",
+        "four": f"{4 * speed.step / (4 * alone + lost):.2g}",
+        "half": f"{speed.step / (alone + lost / 2):.2g}",
     }
 
 
 def compared(one: Speed, two: Speed, report: Report) -> str:
     """The second launch with the first."""
-    if not one.by_samples == two.by_samples == True:  # noqa: E712
+    if not (one.by_samples and two.by_samples):
         return report.say("speed_no_samples")
     a, b = one.all("plain"), two.all("plain")
     values = {"times": f"{median(b) / median(a):.3g}", "ranks": two.world, "alone": one.world}

@@ -47,9 +47,8 @@ class Windows:
         self.rates = []  # of each optimizer that steps: one may call another one
         self.wrapped = WeakSet()  # DDP's models
         self.trained = WeakKeyDictionary()  # a loader that steps learned from -> its kept batches
-        self.latest = None  # the loader that gave the latest batch
+        self.gave = set()  # loaders that gave a batch since the latest step
         self.asked = False  # a loader, which may ask another one
-        self.handed = 0  # batches of training, since the first step
         self.called = 0  # collectives of the script
 
     # ---- steps ----
@@ -76,8 +75,9 @@ class Windows:
         if optimizer is not self.main:
             return
         self.steps += 1
-        if self.latest is not None and self.latest not in self.trained:
-            self.trained[self.latest] = Batches()
+        for loader in self.gave:
+            self.trained.setdefault(loader, Batches())
+        self.gave.clear()
         self.part[0] += 1
         if self.plan is None:
             self.warm()
@@ -93,8 +93,8 @@ class Windows:
         steps, _, batches, seconds = self.measured
         queued = [one.num_workers * (one.prefetch_factor or 0) for one in self.trained]
         each = max(1, round(batches / max(1, steps)))
-        facts = {"seconds": seconds / max(1, steps), "batches": batches / max(1, steps)}
-        notes.event("ready", settle=max(queued, default=0) // each + 3, **facts, **self.facts())
+        settle = max(queued, default=0) // each + 3
+        notes.event("ready", seconds=seconds / max(1, steps), settle=settle, **self.facts())
         self.plan = read_plan()
         self.start = self.steps
         self.measured = [0, 0, 0, 0.0]
@@ -158,7 +158,6 @@ class Windows:
             "ddp": len(models),
             "bytes": size,
             "sharded": sharded,
-            "horovod": bool(horovod),
             "device": params[0].device.type,
         }
 
@@ -188,12 +187,14 @@ class Windows:
                 if kept is not None:
                     kept.keep(batch)
         except StopIteration:
+            self.gave.discard(loader)  # an evaluation comes to its end, training goes on
             self.pause()
             raise
         finally:
             self.asked = False
         one._doctor[1] += 1
-        self.latest = loader
+        if torch.is_grad_enabled():
+            self.gave.add(loader)
         self.part[1] += size_of(batch)
         self.part[2] += 1
         return batch

@@ -5,11 +5,13 @@ import multiprocessing
 import os
 import re
 import runpy
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from crew import Crew
 from examined import OLDEST
 from harness import ROOT, run
@@ -149,18 +151,23 @@ def crew() -> Iterator[Crew]:
         yield members
 
 
-def measure(script: str, folder: str) -> None:
-    """In a crew member: run a script as --speed does, to the end of its windows."""
+def begin(folder: str) -> None:
+    """In a crew member: as a process begins that --speed has started."""
     os.environ[FOLDER] = f"{folder}/traces"
     os.environ[SPEED] = "1"
     os.chdir(folder)
-    sys.argv = [script]
-    multiprocessing.set_start_method("fork", force=True)
     from doctor.attach import attach
-    from doctor.recorder.notes import notes
 
     if not ATTACHED:
         ATTACHED.append(attach("torch"))
+
+
+def measure(script: str, folder: str) -> None:
+    """In a crew member: run a script as --speed does, to the end of its windows."""
+    begin(folder)
+    sys.argv = [script]
+    multiprocessing.set_start_method("fork", force=True)
+    from doctor.recorder.notes import notes
     from doctor.speed import windows
 
     notes.begin(os.environ[FOLDER])
@@ -214,6 +221,54 @@ def test_what_is_said(kind: str, crew: Crew, tmp_path: Path) -> None:
         if any(line.startswith(report.say("against_undecided")) for line in lines):
             wanted = [name for name in wanted if name != "step"]  # on a busy machine
         assert said == wanted
+
+
+def rotate(folder: str) -> None:
+    """In a crew member: what scripts do with checkpoints, to those from before and to new ones."""
+    begin(folder)
+    from doctor.recorder.notes import notes
+
+    notes.begin(os.environ[FOLDER])
+    for name in ("best", "last", "new"):
+        torch.save(1, f"{name}.pt.tmp")
+        os.replace(f"{name}.pt.tmp", f"{name}.pt")
+        torch.save(2, f=f"{name}.pt")
+    os.replace("best.pt", "last.pt")
+    Path("new.pt").replace("best.pt")
+    shutil.copyfile("log.txt", "copied.pt")
+    shutil.copyfile("log.txt", "best.pt")
+    Path("last.pt").unlink()
+    os.remove("log.txt")
+    shutil.rmtree("step-500")
+    shutil.rmtree("empty")
+
+
+def test_what_was_there_stays(crew: Crew, tmp_path: Path) -> None:
+    old = ["best.pt", "last.pt", "step-500/model.bin"]
+    for name in [*old, "log.txt", "empty/log.txt"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("of before")
+        os.utime(tmp_path / name, (1, 1))
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / WHOLE).touch()
+    crew.run(rotate, str(tmp_path))
+    files = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert {name for name in files if "traces" not in name} == {*old, "copied.pt"}
+    assert all((tmp_path / name).read_text() == "of before" for name in old)
+
+
+def test_pages_show_its_words() -> None:
+    """The kept output has no sentence that it says no more."""
+    for language in LANGUAGES:
+        words = Report(language).words
+        names = [name for name in words if name.startswith("speed_")]
+        known = [line.removeprefix("    ") for name in names for line in words[name]]
+        patterns = [re.sub(r"\\{\w+\\}", ".+", re.escape(line)) for line in known]
+        text = (ROOT / f"docs/assets/results/doctor/speed.{language}.md").read_text()
+        for part in re.findall("```text\n(.+?)```", text, re.DOTALL):
+            for line in filter(None, part.splitlines()):
+                said = line.strip().removeprefix("-> ")
+                assert any(re.fullmatch(pattern.strip(), said) for pattern in patterns), line
 
 
 @pytest.mark.proof

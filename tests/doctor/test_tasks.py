@@ -109,7 +109,9 @@ def shown(request: pytest.FixtureRequest) -> Iterator[Callable]:
             known.setdefault(task, {})[key] = said
         there = known[task][key]
         rounding = r"[\d.]+e-\d+"
-        assert re.sub(rounding, "", str(there)) == re.sub(rounding, "", str(said)), "as above"
+        assert re.sub(rounding, "", str(there)) == re.sub(rounding, "", str(said)), (
+            "if it should: pytest --write-verdicts"
+        )
 
     yield show
     if not writes:

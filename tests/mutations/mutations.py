@@ -1058,6 +1058,13 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("batches that come again as they were", 1, "        if versions(batch) != before:\n",
          "        if False:\n"),
     ],
+    "tests/doctor/test_speed.py::test_what_was_there_stays": [
+        ("checkpoints that are not overwritten", 1,
+         "os.path.isfile(path) and os.stat(path).st_mtime < begun()", "False"),
+        ("what a script renames is no file of before", 1, " and not was_there(args[0])", ""),
+        ("checkpoints that are not deleted", 1, "else checkpoint_was_there",
+         "else os.path.islink"),
+    ],
     f"{LINKS}::test_what_is_lost_is_named[one-size]": [
         ("the last number of a transfer", 1, "(buffer != wanted)",
          "(buffer[:-1] != wanted[:-1])"),
