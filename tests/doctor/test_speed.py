@@ -247,14 +247,14 @@ def test_what_was_there_stays(crew: Crew, tmp_path: Path) -> None:
     old = ["best.pt", "last.pt", "step-500/model.bin"]
     for name in [*old, "log.txt", "empty/log.txt"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("of before")
+        (tmp_path / name).write_text(name)
         os.utime(tmp_path / name, (1, 1))
     (tmp_path / "traces").mkdir()
     (tmp_path / "traces" / WHOLE).touch()
     crew.run(rotate, str(tmp_path))
     files = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
     assert {name for name in files if "traces" not in name} == {*old, "copied.pt"}
-    assert all((tmp_path / name).read_text() == "of before" for name in old)
+    assert all((tmp_path / name).read_text() == name for name in old)
 
 
 def test_pages_show_its_words() -> None:
