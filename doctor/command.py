@@ -368,6 +368,7 @@ def examine(args: argparse.Namespace) -> None:
         comparison = Comparison(run_of("A", first), run_of("B", ranks), report, args.without or "")
         comparison.again = partial(run_again, args, report)
         comparison.compare()
+        report.differs = comparison.status() == 1
         both = {"a": shlex.join(args.against), "b": shlex.join(args.command)}
         print("\n" + report.say("against_runs", **both))
         print("\n" + comparison.text())

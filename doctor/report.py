@@ -76,6 +76,7 @@ class Report:
         self.broken = False  # the script ended by an error
         self.cut = ""  # where, and why, the recorder had to stop
         self.mild = False  # findings are only notes, whatever their severity
+        self.differs = False  # a comparison with another run has found something
         self.blocked: dict[str, str] = {}  # findings whose probes are missing, and why
 
     def find(self, name: str, at: list | None, /, mild: bool = False, **values: object) -> None:
@@ -117,6 +118,7 @@ class Report:
     def text(self) -> str:
         parts = ["\n".join(finding.lines(own_call())) + "\n" for finding in self.findings]
         nothing = "until" if self.broken else "recorded" if self.cut else "nothing"
+        nothing = "nothing_else" if self.differs and nothing == "nothing" else nothing
         parts = parts or [self.say(nothing) + "\n"]
         parts += [self.headed("checked", ", ".join(self.checked))] if self.checked else []
         reasons = defaultdict(list)

@@ -48,7 +48,8 @@ def test_pictures_are_fresh() -> None:
         assert path.read_text() == text, f"{path.name} is out of date: make figures"
     for language in ("en", "zh"):
         page = (ROOT / f"docs/{language}/index.md").read_text()
-        assert f"![{proof.title(language)}](" in page
+        assert f"[![{proof.title(language)}](" in page
+        assert f"\n{break_it.WORDS[language]['headline']}\n" in page
         cases = len(list((ROOT / "docs/examples/cases").glob("*.py")))
         assert re.search(rf"^## {cases} ", page, re.M)
 
@@ -57,27 +58,32 @@ def test_pictures_are_fresh() -> None:
 
 
 def shown(page: Page) -> str:
-    """The run whose lanes are in sight: the one of the box that is empty."""
-    [name] = [
-        section.get_attribute("data-break")
-        for section in page.locator("[data-break]").all()
-        if section.is_visible()
-    ]
-    assert page.locator(".bk input:checked").get_attribute("value") == name
-    return name
+    """The run whose log and verdict are in sight: that of the line which is struck."""
+    places = [part for part in page.locator("[data-of]").all() if part.is_visible()]
+    log, panel = (part.get_attribute("data-of") for part in places)
+    assert page.locator(".bk input:checked").get_attribute("value") == log == panel
+    return log
 
 
 @pytest.mark.xdist_group("site")
-def test_boxes(page: Page, address: str) -> None:
-    """By mouse and by keyboard; each has an address, and a second press ticks it again."""
+def test_lines(page: Page, address: str) -> None:
+    """By mouse and by keyboard; each has an address, and a second press puts it back. What a screen
+    reader says of a button is what is undone, and the number of the line that the doctor names
+    stands out."""
     page.goto(f"{address}en/")
-    assert shown(page) == "set_epoch"
+    assert shown(page) == "set_epoch" and page.evaluate("scrollY") == 0
+    undone = "line 54: shuffle=True in place of sampler=sampler"
+    assert page.get_by_role("radio", name=undone).get_attribute("value") == "sampler"
     page.locator("label:has([value=sampler])").click()
     assert shown(page) == "sampler" and page.url.endswith("#break=sampler")
-    assert page.locator("[data-break=sampler] .wrong").text_content() == "WRONG RESULT"
+    assert page.locator("[data-of=sampler] .wrong").text_content() == "WRONG RESULT"
+    named = page.locator("[data-n='54'] .bk-n").evaluate("e => getComputedStyle(e).fontWeight")
+    assert named == "700"
     page.keyboard.press("ArrowDown")
     assert shown(page) == "share"
-    page.locator("label:has([value=share])").click()
+    page.locator("label:has([value=wrap])").click()
+    assert shown(page) == "wrap"
+    page.locator(".bk-can:has([value=wrap])").click()
     assert shown(page) == "right"
 
     page.goto(f"{address}#break=all_reduce")
@@ -104,8 +110,8 @@ def test_picture_of_readme(chromium: Browser, motion: str) -> None:
     opened = chromium.new_page(viewport={"width": 1000, "height": 600}, reduced_motion=motion)
     opened.goto((ROOT / "docs/assets/images/break-it.en-light.svg").as_uri())
     assert opened.evaluate("document.getAnimations().length > 0") == (motion == "no-preference")
-    box, last = (opened.locator(part).last.bounding_box() for part in ("svg", ".bk-terminal"))
-    assert last["y"] + last["height"] <= box["height"]
-    code = opened.locator(".bk-code").bounding_box()
-    assert code["y"] + code["height"] <= box["height"]
+    box = opened.locator("svg").bounding_box()
+    for part in (".bk-terminal", ".bk-code"):
+        last = opened.locator(part).last.bounding_box()
+        assert last["y"] + last["height"] <= box["height"]
     opened.close()

@@ -141,6 +141,18 @@ def test_diff_is_that_of_the_files() -> None:
     assert len(gone) + len(come) > 20  # how many at most: test_static.py
 
 
+def test_first_screen_of_convert_is_of_the_files() -> None:
+    """The few lines above the eight steps are picked by hand: each is in its file."""
+    for language in ("en", "zh"):
+        page = (DOCS / language / "convert.md").read_text("utf-8")
+        picked = re.search(r"```diff\n(.+?)```", page[: page.index("<!-- toc -->")], re.S)[1]
+        for line in picked.splitlines():
+            sides = {"-": ["single"], "+": ["multi"], " ": ["single", "multi"]}[line[0]]
+            for side in sides:
+                code = (ROOT / f"docs/examples/convert/{side}.py").read_text("utf-8").splitlines()
+                assert line[1:].strip() in {one.split("  # ")[0].strip() for one in code}, line
+
+
 def test_steps_are_parts_of_the_diff() -> None:
     """Each line that differs is in exactly one step, with its real number."""
     folder = "docs/examples/convert"

@@ -1,11 +1,8 @@
-"""The first screen of the site, and the picture of README: what two processes do when a line of
-docs/examples/convert/multi.py is forgotten. All of it is from break-it.json, which
-record_breaks.py has recorded; what is said above the lanes follows from its numbers.
+"""The first screen of the site, and the picture of README: two runs on two processes, of which one
+lacks a line of docs/examples/convert/multi.py. All of it is from break-it.json, which
+record_breaks.py has recorded; what is said of a run follows from its numbers.
 
     make figures
-
-docs/assets/images/card.en.png and card.zh.png, which a chat shows beside a link to the site, are
-screenshots of 1200 x 630: the home page's sentence above the still in light colours.
 """
 
 import json
@@ -26,46 +23,52 @@ SCRIPT = ROOT / "docs/assets/javascripts/break-it.js"
 STILL = "set_epoch"  # what is forgotten at first, without scripts, and in README
 # The lines that are shown, by a text that no other line of multi.py has.
 LISTED = (
-    "dist.init_process_group", "rank, world_size =", "batch = args", "sampler = Dist",
-    "train_loader = ", "share = ", "val_loader = ", "ddp_model = ", "for epoch in",
-    "sampler.set_epoch", "in train_loader", "loss = ", "dist.all_reduce", "step 7: one line",
+    "batch = args", "sampler = Dist", "train_loader = ", "val_loader = ", "ddp_model = ",
+    "for epoch in", "sampler.set_epoch", "loss = ", "dist.all_reduce", "step 7: one line",
     'print(f"epoch', "step 7: one writer", "torch.save(",
 )  # fmt: skip
 WORDS = {
     "en": {
-        "legend": "Untick a line. No error is printed: see what two processes do, and what the "
-        "doctor says",
-        "none": "All lines are there",
-        "right": "Each image comes once, the copies of the model stay equal, one process saves.",
+        "headline": "Which of these two runs is broken?",
+        "legend": "B lacks the line that is struck. Click another one.",
+        "without": "B, line {line}: {instead} in place of {part}",
+        "nothing": "nothing",
+        "all": "B has all lines",
+        "back": "put it back",
+        "broken": "B is broken: line {line} is undone.",
+        "right": "Neither. Each image comes once, the copies of the model stay equal, one process "
+        "saves.",
         "again": "Epoch 1 is epoch 0 again: the same {images} images in the same order.",
         "both": "Both processes train on the same {images} images.",
         "larger": "A step takes {size} images, not {before}: this is another training.",
-        "apart": "The copies of the model drift apart. The log and the file are those of rank 0.",
+        "apart": "The copies of the model drift apart: the norm of the weights is {one:.2f} on "
+        "rank 0, {other:.2f} on rank 1. The log and the file are those of rank 0.",
         "twice": "Both processes evaluate all {images} images.",
         "part": "The accuracy is that of {images} of {before} images.",
         "lines": "Both processes print each line.",
         "file": "Both processes write the same file at the same time.",
-        "weights": "weights",
-        "heads": ("steps × images", "evaluates", "saves"),
         "recorded": "Nothing is made up: each is the record of a run of two processes, on CPUs "
-        "with torch {torch}. The weights are their norm, near the end of the epoch.",
+        "with torch {torch}.",
     },
     "zh": {
-        "legend": "去掉一行，不会报错。看两个进程会怎样，doctor 又怎么说",
-        "none": "一行不少",
-        "right": "每张图片只用一次，两份模型始终一致，只有一个进程保存。",
+        "headline": "这两次训练，哪一次是错的？",
+        "legend": "B 少了划掉的那一行。点别的行试试。",
+        "without": "B，第 {line} 行：{part} 换成 {instead}",
+        "nothing": "空",
+        "all": "B 一行不少",
+        "back": "恢复",
+        "broken": "错的是 B：第 {line} 行改回了单卡写法。",
+        "right": "都没错。每张图片只用一次，两份模型始终一致，只有一个进程保存。",
         "again": "epoch 1 和 epoch 0 一样：同样的 {images} 张图片，顺序也相同。",
         "both": "两个进程训练的是同样的 {images} 张图片。",
         "larger": "一步用了 {size} 张图片，而不是 {before} 张：已经是另一种训练。",
-        "apart": "两份模型各练各的，越差越远；日志和文件只来自 rank 0。",
+        "apart": "两份模型各练各的，越差越远：权重的范数在 rank 0 上是 {one:.2f}，在 rank 1 上是 "
+        "{other:.2f}。日志和文件只来自 rank 0。",
         "twice": "两个进程都评估了全部 {images} 张图片。",
         "part": "准确率只来自 {before} 张图片里的 {images} 张。",
         "lines": "每一行都打印了两遍。",
         "file": "两个进程同时写同一个文件。",
-        "weights": "权重",
-        "heads": ("步数 × 图片", "评估图片数", "保存"),
-        "recorded": "没有一个数是编的，都来自真实运行的记录：两个 CPU 进程，torch {torch}。"
-        "权重一栏是 epoch 快结束时全部权重的范数。",
+        "recorded": "没有一个数是编的，都来自真实运行的记录：两个 CPU 进程，torch {torch}。",
     },
 }
 
@@ -89,7 +92,7 @@ def seen(run: dict, right: dict) -> dict[str, dict]:
     if size > usual:
         found["larger"] = {"size": size, "before": usual}
     if ranks[0]["weights"] != ranks[1]["weights"]:
-        found["apart"] = {}
+        found["apart"] = {"one": ranks[0]["weights"][-1], "other": ranks[1]["weights"][-1]}
     if total(run, "evaluated") > every:
         found["twice"] = {"images": every}
     if reported < every:
@@ -101,38 +104,24 @@ def seen(run: dict, right: dict) -> dict[str, dict]:
     return found or {"right": {}}
 
 
-def lanes(run: dict, right: dict, language: str) -> str:
-    """Two epochs of both processes, and what else each of them did."""
-    words = WORDS[language]
-    shown = seen(run, right)
-    text = " ".join(words[name].format(**values) for name, values in shown.items())
-    apart = "bk-bad" if "apart" in shown else ""
-    html = [f'<p class="bk-seen{" bk-bad" * ("right" not in shown)}">{text}</p>']
-    for n in range(2):
-        head = f"epoch {n}<span>{words['weights']}</span>"
-        html.append(f'<p class="bk-epoch">{head}</p>')
-        marked = " bk-marked" * ("both" in shown or ("again" in shown and n == 1))
-        for number, rank in enumerate(run["ranks"]):
-            cells = "".join(f"<i>{image}</i>" for image in rank["epochs"][n])
-            html.append(
-                f'<div class="bk-lane{marked}"><b class="fig-rank{number}">rank {number}</b>'
-                f"{cells}<span>… {rank['images']}</span>"
-                f'<em class="{apart}">{rank["weights"][n]:.3f}</em></div>'
-            )
-
-    head = "".join(f'<th scope="col">{one}</th>' for one in words["heads"])
-    rows = ""
-    for number, (rank, usual) in enumerate(zip(run["ranks"], right["ranks"], strict=True)):
-        steps, before = (f"{one['steps']} × {one['batch']}" for one in (rank, usual))
-        cells = (
-            (steps, steps != before),
-            (rank["evaluated"], rank["evaluated"] != usual["evaluated"] or "part" in shown),
-            ("model.pt" if rank["writes"] else "–", rank["writes"] != usual["writes"]),
+def lanes(run: dict, shown: dict) -> str:
+    """The images, where they show it: of both processes, or of one in two epochs."""
+    one, other = (rank["epochs"] for rank in run["ranks"])
+    again = "again" in shown
+    if not again and not shown.keys() & {"both", "right"}:
+        return ""
+    marked = " bk-marked" * ("right" not in shown)
+    rows = ("epoch 0", one[0]), ("epoch 1", one[1]) if again else ("rank 1", other[0])
+    rows = rows if again else (("rank 0", one[0]), rows[1])
+    html = ""
+    for n, (name, images) in enumerate(rows):
+        cells = "".join(f"<i>{image}</i>" for image in images)
+        mark = marked * (n == 1 or not again)
+        html += (
+            f'<div class="bk-lane{mark}"><b class="fig-rank{n * (not again)}">{name}</b>'
+            f"{cells}<span>… {run['ranks'][0]['images']}</span></div>"
         )
-        bad = ("<td>", '<td class="bk-bad">')
-        cells = "".join(f"{bad[is_bad]}{value}</td>" for value, is_bad in cells)
-        rows += f'<tr><th scope="row">rank {number}</th>{cells}</tr>'
-    return "\n".join([*html, f'<table class="bk-facts"><tr><td></td>{head}</tr>{rows}</table>'])
+    return html
 
 
 def verdict(run: dict, language: str) -> list[str]:
@@ -147,7 +136,7 @@ def verdict(run: dict, language: str) -> list[str]:
     for row in run["findings"]:
         report.find(row["name"], row["at"], **row["values"])
     found = [line for one in report.findings for line in one.lines()[:-1]]
-    return lines + (found or [report.say("nothing")])
+    return lines + (found or [report.say("nothing_else" if lines else "nothing")])
 
 
 def terminal(run: dict, language: str) -> str:
@@ -155,11 +144,31 @@ def terminal(run: dict, language: str) -> str:
     said = "\n".join(verdict(run, language))
     loud = r"(?m)^(WRONG RESULT|WASTED|DIFFERENT:|不同：)"
     said = re.sub(loud, r'<b class="wrong">\1</b>', escape(said, quote=False))
-    printed = escape("\n".join(run["printed"]))
     return (
-        f'<div class="bk-terminal"><span>$ python doctor {escape(against)}{" ".join(LAUNCH)}'
-        f'</span>\n{printed}\n\n<span class="bk-verdict">{said}</span></div>'
+        f'<div class="bk-terminal"><span>$ python doctor.pyz {escape(against)}{" ".join(LAUNCH)}'
+        f'</span>\n<span class="bk-verdict">{said}</span></div>'
     )
+
+
+def log(run: dict, letter: str) -> str:
+    """What a run printed: no more than that is seen without the doctor."""
+    printed = escape("\n".join(run["printed"]))
+    return f'<div class="bk-log"><b>{letter}</b><span>$ {" ".join(LAUNCH)}</span>\n{printed}</div>'
+
+
+def panel(name: str, run: dict, right: dict, language: str) -> str:
+    words = WORDS[language]
+    shown = seen(run, right)
+    said = " ".join(words[one].format(**values) for one, values in shown.items())
+    if name in BREAKS:
+        broken = words["broken"].format(line=number(name))
+        said = f'<b class="bk-bad">{broken}</b> {said}'
+    return f'<p class="bk-seen">{said}</p>{lanes(run, shown)}{terminal(run, language)}'
+
+
+def number(name: str) -> int:
+    """Of the line that is forgotten."""
+    return line_of(BREAKS[name][0]) + 1
 
 
 def code(line: str, name: str = "") -> str:
@@ -175,70 +184,83 @@ def code(line: str, name: str = "") -> str:
     return f'<code style="--in:{indent}">{html}</code>'
 
 
-def listing(still: bool = False) -> list[str]:
-    """The lines, each with a box if forgetting it has been recorded; the still has no inputs."""
+def listing(language: str, still: bool = False) -> list[str]:
+    """The lines with their numbers. Where forgetting one has been recorded, it has a radio button,
+    and a label over it that puts it back; the still has neither."""
+    words = WORDS[language]
     lines = (EXAMPLES / "multi.py").read_text(encoding="utf-8").splitlines()
     single = (EXAMPLES / "single.py").read_text(encoding="utf-8")
     names = {line_of(text): name for name, (text, _, _) in BREAKS.items()}
     html = []
     for n in map(line_of, LISTED):
         added = " bk-added" * (lines[n].strip() not in single)
-        if n not in names:
-            added += " bk-body" * (names.get(n - 1) in ("print", "save"))
-            html.append(f'<div class="bk-line{added}">{code(lines[n])}</div>')
-            continue
-        name = names[n]
-        box = f'<span class="bk-box"></span>{code(lines[n], name)}'
-        if not still:
+        line = f'<b class="bk-n">{n + 1}</b>'
+        name = names.get(n, "")
+        line += code(lines[n], name)
+        if not name:
+            html.append(f'<div class="bk-line{added}" data-n="{n + 1}">{line}</div>')
+        elif not still:
             checked = ' checked="checked"' * (name == STILL)
-            box = f'<input type="radio" name="break" value="{name}"{checked}/>{box}'
-            html.append(f'<label class="bk-line{added}">{box}</label>')
+            _, part, instead = BREAKS[name]
+            said = words["without"].format(
+                line=n + 1, part=part.strip(" /,"), instead=instead or words["nothing"]
+            )
+            html.append(
+                f'<div class="bk-line bk-can{added}" data-n="{n + 1}"><label>'
+                f'<input type="radio" name="break" value="{name}"{checked} '
+                f'aria-label="{escape(said)}"/>{line}</label>'
+                f'<label class="bk-back" for="bk-right">{words["back"]}</label></div>'
+            )
         elif name == STILL:  # two in one place, of which the first goes
-            html.append('<div class="bk-two">')
-            html.append(f'<div class="bk-line first{added}">{box}</div>')
-            html.append(f'<div class="bk-line then bk-off{added}">{box}</div></div>')
+            html.append(f'<div class="bk-two"><div class="bk-line first{added}">{line}</div>')
+            html.append(f'<div class="bk-line then bk-off{added}">{line}</div></div>')
         else:
-            html.append(f'<div class="bk-line{added}">{box}</div>')
+            html.append(f'<div class="bk-line{added}" data-n="{n + 1}">{line}</div>')
     return html
 
 
-def panel(run: dict, right: dict, language: str) -> str:
-    return lanes(run, right, language) + terminal(run, language)
+def pointed(run: dict, of: str) -> str:
+    """A style for the number of the line that the doctor names."""
+    lines = ",".join(f'{of} [data-n="{one["at"][1]}"] .bk-n' for one in run["findings"])
+    return f"{lines}{{color:var(--minus);font-weight:700}}" if lines else ""
 
 
 def widget(language: str) -> str:
-    """For the home page: without scripts, too, each box shows its run; its own style and script,
+    """For the home page: without scripts, too, each line shows its run; its own style and script,
     which no other page needs."""
     words = WORDS[language]
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
     runs = recorded["runs"]
+    logs = [f'<section data-of="{name}">{log(run, "B")}</section>' for name, run in runs.items()]
     panels = [
-        f'<section data-break="{name}">{panel(run, runs["right"], language)}</section>'
+        f'<section data-of="{name}">{panel(name, run, runs["right"], language)}</section>'
         for name, run in runs.items()
     ]
-    shown = ",".join(f".bk:has([value={n}]:checked) [data-break={n}]" for n in runs)
-    style = STYLE.read_text(encoding="utf-8") + f"{shown}{{visibility:visible;display:block}}"
-    none = (
-        '<label class="bk-line bk-none"><input type="radio" name="break" value="right"/>'
-        f'<span class="bk-box"></span>{words["none"]}</label>'
-    )
+    style = STYLE.read_text(encoding="utf-8")
+    for name, run in runs.items():
+        of_it = f".bk:has([value={name}]:checked)"
+        style += f"{of_it} [data-of={name}]{{visibility:visible;display:block}}"
+        style += pointed(run, of_it)
     return "\n".join(
         [
-            f'<style>{style}</style><div class="bk" data-search-exclude><div class="bk-pair">',
-            '<form autocomplete="off"><fieldset class="bk-code">',
-            f"<legend>{words['legend']}</legend>",
-            *listing(),
-            none,
-            '</fieldset></form><div class="bk-panels" aria-live="polite">',
+            f'<style>{style}</style><form class="bk" autocomplete="off" data-search-exclude>',
+            f'<div class="bk-pair">{log(runs["right"], "A")}<div class="bk-panels">',
+            *logs,
+            f'</div></div><div class="bk-pair"><fieldset><legend>{words["legend"]}</legend>',
+            '<div class="bk-code">',
+            *listing(language),
+            '</div><input type="radio" name="break" value="right" id="bk-right" '
+            f'aria-label="{words["all"]}"/></fieldset>',
+            '<div class="bk-panels" aria-live="polite">',
             *panels,
-            f'</div></div><p class="bk-foot">{words["recorded"].format(**recorded)}</p></div>',
+            f'</div></div><p class="bk-foot">{words["recorded"].format(**recorded)}</p></form>',
             f"<script>{SCRIPT.read_text(encoding='utf-8')}</script>",
         ]
     )
 
 
 # ---- the same, moving by itself ----
-SIZES = {"": (960, 490), "-narrow": (390, 830)}  # CSS pixels
+SIZES = {"": (960, 470), "-narrow": (390, 700)}  # CSS pixels
 SCHEMES = {"light": "default", "dark": "slate"}
 FONTS = (
     'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "PingFang SC", "Microsoft YaHei", '
@@ -264,9 +286,14 @@ MOTION = """
 def picture(language: str, scheme: str, width: int, height: int) -> str:
     """An SVG for an <img>, which runs no scripts: it holds the widget's HTML and style."""
     runs = json.loads(RECORDED.read_text(encoding="utf-8"))["runs"]
-    both = "".join(
-        f'<section class="{kind}">{panel(runs[name], runs["right"], language)}</section>'
-        for kind, name in (("first", "right"), ("then", STILL))
+    right = runs["right"]
+    shown = (("first", "right"), ("then", STILL))
+    logs, panels = (
+        "".join(f'<section class="{kind}">{part(name)}</section>' for kind, name in shown)
+        for part in (
+            lambda name: log(runs[name], "B"),
+            lambda name: panel(name, runs[name], right, language),
+        )
     )
     site = (STYLE.parent / "site.css").read_text(encoding="utf-8")
     text_font, code_font = FONTS
@@ -281,15 +308,17 @@ def picture(language: str, scheme: str, width: int, height: int) -> str:
         "background: var(--md-default-bg-color, #fff); }\n"
         ".fig-rank0 { background: #3b6fb6; } .fig-rank1 { background: #b5562b; }\n"
     )
-    style = escape(style + STYLE.read_text(encoding="utf-8") + MOTION, quote=False)
-    inner = "\n".join(listing(still=True))
+    style += STYLE.read_text(encoding="utf-8") + pointed(runs[STILL], ".bk") + MOTION
+    style = escape(style, quote=False)
+    inner = "\n".join(listing(language, still=True))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}"><style>{style}</style>'
         f'<foreignObject width="{width}" height="{height}">'
-        '<div xmlns="http://www.w3.org/1999/xhtml" class="bk"><div class="bk-pair">\n'
-        f'<div class="bk-code">{inner}</div>\n<div class="bk-two">{both}</div>\n'
-        "</div></div></foreignObject></svg>\n"
+        f'<div xmlns="http://www.w3.org/1999/xhtml" class="bk"><div class="bk-pair">'
+        f'{log(right, "A")}<div class="bk-two">{logs}</div></div>\n'
+        f'<div class="bk-pair"><div class="bk-code">{inner}</div>\n'
+        f'<div class="bk-two">{panels}</div>\n</div></div></foreignObject></svg>\n'
     )
 
 

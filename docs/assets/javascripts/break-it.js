@@ -1,27 +1,19 @@
-// "Break it" on the home page has an address, #break=set_epoch, and a box that is pressed again is
-// ticked. The boxes are radio buttons: which run is shown is a matter of its style sheet.
+// "Break it" on the home page has an address, #break=set_epoch. Which run is shown is a matter of its
+// style sheet.
 (() => {
-  const boxes = [...document.querySelectorAll(".bk input")];
-  let chosen = boxes.find((box) => box.checked);
-
-  function choose(box) {
-    if (!box) return;
-    chosen = box;
-    box.checked = true;
-  }
+  const form = document.querySelector(".bk");
 
   function go() {
     const [, name] = /^#break=(\w+)$/.exec(location.hash) ?? [];
-    const box = boxes.find(({ value }) => value === name);
-    choose(box);
-    box?.closest("form").scrollIntoView({ block: "nearest" });
+    const button = form.querySelector(`[value=${name ?? "none"}]`);
+    if (!button) return;
+    button.checked = true;
+    form.scrollIntoView({ block: "nearest" });
   }
 
-  for (const box of boxes)
-    box.addEventListener("click", () => {
-      choose(box === chosen ? boxes.find(({ value }) => value === "right") : box);
-      history.replaceState(null, "", `#break=${chosen.value}`);
-    });
+  form.addEventListener("change", ({ target }) => {
+    history.replaceState(null, "", `#break=${target.value}`);
+  });
   addEventListener("hashchange", go);
   go();
 })();

@@ -83,7 +83,15 @@ FAULTS = {
         "world_size * worker.num_workers",
         "worker.num_workers",
     ),
-    "overlapping_samples": ("batch_size=8, sampler=sampler", "batch_size=8, shuffle=True"),
+    "overlapping_samples": (
+        "sampler = DistributedSampler(train_set)\n",
+        "own = torch.randperm(70, generator=torch.Generator().manual_seed(rank))[:40]\n"
+        "train_set = Subset(train_set, own.tolist())\n"
+        "sampler = torch.utils.data.RandomSampler(train_set)\n",
+        "    sampler.set_epoch(epoch)\n",
+        "",
+    ),
+    "overlapping_samples:whole": ("batch_size=8, sampler=sampler", "batch_size=8, shuffle=True"),
     "overlapping_samples:skipped": (
         "DistributedSampler(train_set)",
         "DistributedSampler(train_set, 4)",
