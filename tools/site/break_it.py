@@ -7,6 +7,7 @@ record_breaks.py has recorded; what is said of a run follows from its numbers.
 
 import json
 import re
+from fractions import Fraction
 from html import escape
 from pathlib import Path
 
@@ -30,14 +31,18 @@ LISTED = (
 WORDS = {
     "en": {
         "headline": "Which of these two runs is broken?",
-        "legend": "B lacks the line that is struck. Click another one.",
+        "legend": "B lacks what is struck; the red number is the line that the doctor names. Click "
+        "another line.",
         "without": "B, line {line}: {instead} in place of {part}",
         "nothing": "nothing",
         "all": "B has all lines",
         "back": "put it back",
-        "broken": "B is broken: line {line} is undone.",
-        "right": "Neither. Each image comes once, the copies of the model stay equal, one process "
-        "saves.",
+        "broken": "B is broken{better}: line {line} {how}.",
+        "better": ", with the better score",
+        "missing": "is missing",
+        "instead": "is as on one GPU",
+        "right": "Neither. No image comes twice in an epoch, the copies of the model stay equal, "
+        "one process saves.",
         "again": "Epoch 1 is epoch 0 again: the same {images} images in the same order.",
         "both": "Both processes train on the same {images} images.",
         "larger": "A step takes {size} images, not {before}: this is another training.",
@@ -47,18 +52,20 @@ WORDS = {
         "part": "The accuracy is that of {images} of {before} images.",
         "lines": "Both processes print each line.",
         "file": "Both processes write the same file at the same time.",
-        "recorded": "Nothing is made up: each is the record of a run of two processes, on CPUs "
-        "with torch {torch}.",
+        "recorded": "All numbers are recorded: two processes on CPUs, torch {torch}.",
     },
     "zh": {
         "headline": "这两次训练，哪一次是错的？",
-        "legend": "B 少了划掉的那一行。点别的行试试。",
+        "legend": "B 少了划掉的部分；行号标红的是 doctor 指出的那一行。点别的行试试。",
         "without": "B，第 {line} 行：{part} 换成 {instead}",
         "nothing": "空",
         "all": "B 一行不少",
         "back": "恢复",
-        "broken": "错的是 B：第 {line} 行改回了单卡写法。",
-        "right": "都没错。每张图片只用一次，两份模型始终一致，只有一个进程保存。",
+        "broken": "错的是 B{better}：第 {line} 行{how}。",
+        "better": "，它答对的还更多",
+        "missing": "没写",
+        "instead": "还是单卡写法",
+        "right": "都没错。一个 epoch 里没有图片重复，两份模型始终一致，只有一个进程保存。",
         "again": "epoch 1 和 epoch 0 一样：同样的 {images} 张图片，顺序也相同。",
         "both": "两个进程训练的是同样的 {images} 张图片。",
         "larger": "一步用了 {size} 张图片，而不是 {before} 张：已经是另一种训练。",
@@ -68,7 +75,7 @@ WORDS = {
         "part": "准确率只来自 {before} 张图片里的 {images} 张。",
         "lines": "每一行都打印了两遍。",
         "file": "两个进程同时写同一个文件。",
-        "recorded": "没有一个数是编的，都来自真实运行的记录：两个 CPU 进程，torch {torch}。",
+        "recorded": "数据均为实测：两个 CPU 进程，torch {torch}。",
     },
 }
 
@@ -140,13 +147,14 @@ def verdict(run: dict, language: str) -> list[str]:
 
 
 def terminal(run: dict, language: str) -> str:
-    against = f'--against "{SINGLE}" ' * bool(run["against"])
+    flags = "--lang zh " * (language == "zh")
+    flags += f'--against "{SINGLE}" ' * bool(run["against"])
     said = "\n".join(verdict(run, language))
     loud = r"(?m)^(WRONG RESULT|WASTED|DIFFERENT:|不同：)"
     said = re.sub(loud, r'<b class="wrong">\1</b>', escape(said, quote=False))
     return (
-        f'<div class="bk-terminal"><span>$ python doctor.pyz {escape(against)}{" ".join(LAUNCH)}'
-        f'</span>\n<span class="bk-verdict">{said}</span></div>'
+        f'<div class="bk-terminal"><span>$ python doctor.pyz {escape(flags)}{" ".join(LAUNCH)}'
+        f"</span>\n{said}</div>"
     )
 
 
@@ -161,14 +169,16 @@ def panel(name: str, run: dict, right: dict, language: str) -> str:
     shown = seen(run, right)
     said = " ".join(words[one].format(**values) for one, values in shown.items())
     if name in BREAKS:
-        broken = words["broken"].format(line=number(name))
+        how = words["instead" if BREAKS[name][2] else "missing"]
+        better = words["better"] * (answers(run) > answers(right))
+        broken = words["broken"].format(line=line_of(BREAKS[name][0]) + 1, how=how, better=better)
         said = f'<b class="bk-bad">{broken}</b> {said}'
     return f'<p class="bk-seen">{said}</p>{lanes(run, shown)}{terminal(run, language)}'
 
 
-def number(name: str) -> int:
-    """Of the line that is forgotten."""
-    return line_of(BREAKS[name][0]) + 1
+def answers(run: dict) -> Fraction:
+    """The share of right ones that it printed last."""
+    return Fraction(*map(int, re.search(r"(\d+) of (\d+) right", run["printed"][-1]).groups()))
 
 
 def code(line: str, name: str = "") -> str:
@@ -267,34 +277,23 @@ FONTS = (
     '"Noto Sans CJK SC", sans-serif',
     'ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono"',
 )
-# Six seconds, three times, then it rests. One who wants no motion has the still.
+# Eight seconds, three times: two logs, then what is wrong. One who wants no motion has the still.
 MOTION = """
 .bk-two { display: grid; }
 .bk-two > * { grid-area: 1 / 1; }
 .first { opacity: 0; }
 @media (prefers-reduced-motion: no-preference) {
-  .first { animation: first 6s 3 both; }
-  .then { animation: then 6s 3 both; }
-  .then .bk-verdict { animation: verdict 6s 3 both; }
+  .first { animation: first 8s 3 both; }
+  .then { animation: then 8s 3 both; }
 }
-@keyframes first { 0%, 10% { opacity: 1; } 14%, 100% { opacity: 0; } }
-@keyframes then { 0%, 10% { opacity: 0; } 14%, 100% { opacity: 1; } }
-@keyframes verdict { 0%, 26% { opacity: 0; } 32%, 100% { opacity: 1; } }
+@keyframes first { 0%, 25% { opacity: 1; } 30%, 100% { opacity: 0; } }
+@keyframes then { 0%, 25% { opacity: 0; } 30%, 100% { opacity: 1; } }
 """
 
 
 def picture(language: str, scheme: str, width: int, height: int) -> str:
     """An SVG for an <img>, which runs no scripts: it holds the widget's HTML and style."""
     runs = json.loads(RECORDED.read_text(encoding="utf-8"))["runs"]
-    right = runs["right"]
-    shown = (("first", "right"), ("then", STILL))
-    logs, panels = (
-        "".join(f'<section class="{kind}">{part(name)}</section>' for kind, name in shown)
-        for part in (
-            lambda name: log(runs[name], "B"),
-            lambda name: panel(name, runs[name], right, language),
-        )
-    )
     site = (STYLE.parent / "site.css").read_text(encoding="utf-8")
     text_font, code_font = FONTS
     colours = "".join(
@@ -316,9 +315,10 @@ def picture(language: str, scheme: str, width: int, height: int) -> str:
         f'width="{width}" height="{height}"><style>{style}</style>'
         f'<foreignObject width="{width}" height="{height}">'
         f'<div xmlns="http://www.w3.org/1999/xhtml" class="bk"><div class="bk-pair">'
-        f'{log(right, "A")}<div class="bk-two">{logs}</div></div>\n'
+        f"{log(runs['right'], 'A')}{log(runs[STILL], 'B')}</div>\n"
         f'<div class="bk-pair"><div class="bk-code">{inner}</div>\n'
-        f'<div class="bk-two">{panels}</div>\n</div></div></foreignObject></svg>\n'
+        f'<div class="then">{panel(STILL, runs[STILL], runs["right"], language)}</div>\n'
+        "</div></div></foreignObject></svg>\n"
     )
 
 
