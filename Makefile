@@ -72,9 +72,7 @@ pages: $(VENV)/ready  ## after a change: the code, differences and tables in the
 	$(RUN) -m tools.site.pages
 
 figures: $(VENV)/ready $(MERMAID)  ## after a change: pictures of diagrams, stills of figures
-	$(RUN) -m tools.site.diagrams $(MERMAID)
-	$(RUN) -m tools.site.stills
-	$(RUN) -m tools.site.break_it
+	$(RUN) -m tools.site.draw $(MERMAID)
 	$(RUN) -m tools.site.pages
 
 site: $(VENV)/ready  ## the documentation, into site/; a broken link or page ends it

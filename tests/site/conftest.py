@@ -1,7 +1,10 @@
 """One build of the site and one browser for all of its tests, which stay on one worker."""
 
 import sys
+import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,12 @@ from harness import ROOT, run
 pytest.importorskip("playwright", reason="needs requirements-dev.txt")
 from playwright.sync_api import Browser, Page
 
-from tools.site import shots
+from tools.site import draw
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 @pytest.fixture(scope="session")
@@ -24,17 +32,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
-    if not shots.chromium():
+    if not draw.chromium():
         pytest.skip("needs Chromium: sudo apt install chromium fonts-noto-cjk")
-    with shots.browser() as started:
+    with draw.browser() as started:
         yield started
 
 
 @pytest.fixture(scope="session")
 def address(site: Path) -> Iterator[str]:
     """Below a path, as it is where it is published without a domain of its own."""
-    with shots.served(site.parent) as url:
-        yield f"{url}{site.name}/"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site.parent)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/{site.name}/"
+    server.shutdown()
 
 
 @pytest.fixture

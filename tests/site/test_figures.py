@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tools.site import scaling_model, stills
+from tools.site import draw, scaling_model
 
 pytestmark = pytest.mark.xdist_group("site")
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("site")
 def scripts(chromium: Browser) -> Iterator[Page]:
     """An empty page that has the figures' scripts."""
     opened = chromium.new_page()
-    stills.load(opened)
+    draw.load(opened)
     yield opened
     opened.close()
 
@@ -175,8 +175,8 @@ def test_what_to_type_is_what_the_chapters_take(scripts: Page) -> None:
 
 
 def test_stills_are_what_the_scripts_draw(scripts: Page) -> None:
-    files = {path.name: path.read_text("utf-8") for path in stills.FOLDER.iterdir()}
-    drawn = stills.stills(scripts)
+    files = {path.name: path.read_text("utf-8") for path in draw.FIGURES.iterdir()}
+    drawn = draw.stills(scripts)
     for pictures in (files, drawn):  # heights follow from the machine's font
         for name in pictures:
             pictures[name] = re.sub('height="\\d+" viewBox="0 0 520 .*?"', "", pictures[name])

@@ -15,7 +15,7 @@ markdown = pytest.importorskip("markdown", reason="needs requirements-dev.txt")
 pytest.importorskip("pymdownx", reason="needs requirements-dev.txt")
 cmarkgfm = pytest.importorskip("cmarkgfm", reason="needs requirements-dev.txt")
 
-from tools.site import codealong, diagrams, pages  # noqa: E402
+from tools.site import codealong, draw, pages  # noqa: E402
 from tools.site.diffs import hunks, step_hunks  # noqa: E402
 from tools.site.source import SiteError, Source, read, translated  # noqa: E402
 
@@ -174,8 +174,8 @@ def test_steps_are_parts_of_the_diff() -> None:
 
 def test_diagrams_have_pictures() -> None:
     """Each has one, with a name, and no other picture is kept. make figures makes it so."""
-    assert set(diagrams.FOLDER.iterdir()) == diagrams.all_wanted().keys()
-    for path in diagrams.FOLDER.iterdir():
+    assert set(draw.DIAGRAMS.iterdir()) == draw.all_wanted().keys()
+    for path in draw.DIAGRAMS.iterdir():
         assert re.search(r'^<svg [^>]*role="img".*?<title id="[^"]+">.+?</title>', path.read_text())
 
 

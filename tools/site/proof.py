@@ -1,6 +1,5 @@
 """The picture of what notices real mistakes: bars from docs/assets/results/cases/comparison.json,
-and from docs/en/cases.md, which has a table of reports that the doctor had not seen. break_it.py
-writes it."""
+and from docs/en/cases.md, which has a table of reports that the doctor had not seen."""
 
 import json
 import re

@@ -4,7 +4,7 @@ down what each process did: docs/assets/results/break-it.json, for the first scr
     python -m tools.site.record_breaks          # all of them, on two CPU processes: minutes
     python -m tools.site.record_breaks wrap     # one, to look at
 
-The pictures are drawn from it by break_it.py: make figures.
+break_it.py makes the pictures of it: make figures.
 """
 
 import contextlib
@@ -13,8 +13,6 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-
-import torch
 
 from doctor.against.comparison import Comparison
 from doctor.against.runs import run_of
@@ -152,6 +150,8 @@ def main() -> None:
     if names := sys.argv[1:]:
         print(json.dumps({name: record(name) for name in names}, indent=1))
         return
+    import torch  # not above: the site is built without
+
     version = json.dumps(torch.__version__.partition("+")[0])
     runs = [f'"{name}": {json.dumps(record(name))}' for name in ("right", *BREAKS)]
     lines = ",\n  ".join(runs)  # a run a line

@@ -1,22 +1,36 @@
-"""Mermaid diagrams as pictures, drawn once: docs/assets/diagrams/.
+"""Every picture that is drawn, most of them in Chromium; what a picture says is elsewhere.
 
     make figures
 
-The text stays in the page, where GitHub draws it. The site shows the picture that is named after
-the text's hash, so no reader has to load mermaid, 3.6 MB, and a changed text has no picture yet.
+- docs/assets/diagrams/: mermaid diagrams. The text stays in the page, where GitHub draws it. The
+  site shows the picture that is named after the text's hash, so no reader has to load mermaid,
+  3.6 MB, and a changed text has no picture yet.
+- docs/assets/figures/: stills of the figures that move, by their own scripts. They are in the pages
+  before any script has run, without scripts, and in print. GitHub, which drops classes and styles,
+  gets the picture as an SVG around the same HTML.
+- docs/assets/images/: what break_it.py and proof.py make of results.
 """
 
 import hashlib
+import itertools
+import json
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from shutil import which
+from typing import TYPE_CHECKING, Any
 
 from pymdownx.superfences import SuperFencesException
 
-from tools.site.source import ROOT, SiteError
+from . import break_it, proof
+from .source import ROOT, SiteError
 
-FOLDER = ROOT / "docs/assets/diagrams"
+if TYPE_CHECKING:  # the site is built without a browser
+    from playwright.sync_api import Browser, Page
+
+DIAGRAMS = ROOT / "docs/assets/diagrams"
 FENCE = re.compile(r"^( *)```mermaid\n(.+?)^\1```$", re.M | re.S)
 NAMED = re.compile(r"^ *accTitle: *\S", re.M)
 # A wide one has a second picture for phones: a flow from top to bottom, a sequence in short lines.
@@ -90,7 +104,7 @@ DRAW = """async ([id, text, settings]) => {
 
 
 def place(text: str, kind: str = "") -> Path:
-    return FOLDER / f"{hashlib.sha256(text.strip().encode()).hexdigest()[:12]}{kind}.svg"
+    return DIAGRAMS / f"{hashlib.sha256(text.strip().encode()).hexdigest()[:12]}{kind}.svg"
 
 
 def wanted(text: str) -> dict[Path, tuple[str, dict]]:
@@ -133,21 +147,93 @@ def all_wanted() -> dict[Path, tuple[str, dict]]:
     return pictures
 
 
-def main(mermaid: str) -> None:
-    """Draws what has no picture yet, and removes pictures that no page shows."""
-    from tools.site.shots import browser
+# ---- stills of figures ----
+SCRIPTS = ROOT / "docs/assets/javascripts/figures"
+FIGURES = ROOT / "docs/assets/figures"
+CSS = ROOT / "docs/assets/stylesheets/site.css"
+NAMES = ("shares", "ring", "overlap", "launch")
+COLOURS = """:root { font: 20px system-ui, sans-serif; color: var(--md-default-fg-color);
+--md-default-fg-color: #1c2733; --md-default-bg-color: #fff; --md-default-fg-color--light: #798591;
+--md-default-fg-color--lighter: #8888 }
+@media (prefers-color-scheme: dark) {
+:root { --md-default-fg-color: #dde4ea; --md-default-bg-color: #0d1117 } }
+.fig { padding: 3px }
+"""
+# Narrow, so that words are not too small where a phone shows the whole picture.
+SVG = """([picture, style]) => {
+  document.body.innerHTML = `<svg xmlns="http://www.w3.org/2000/svg" width="520" height="1">
+<style>${style}</style><foreignObject width="100%" height="100%"><div class="fig md-typeset"
+xmlns="http://www.w3.org/1999/xhtml">${picture}</div></foreignObject></svg>`;
+  const svg = document.body.firstChild;
+  const height = Math.ceil(svg.querySelector("div").getBoundingClientRect().height);
+  svg.setAttribute("height", height);
+  svg.setAttribute("viewBox", `0 0 520 ${height}`);
+  return new XMLSerializer().serializeToString(svg);
+}"""
 
+
+def load(page: "Page") -> None:
+    """The scripts, in an empty page; then `cookbook.figures` can be asked."""
+    page.goto("about:blank")
+    for name in ("shared", *NAMES):
+        page.add_script_tag(path=SCRIPTS / f"{name}.js")
+    models = json.loads((ROOT / "docs/assets/results/scaling-models.json").read_text("utf-8"))
+    page.evaluate("models => { cookbook.figures.overlap.data = {models} }", models)
+
+
+def stills(page: "Page") -> dict[str, str]:
+    """The HTML of each preset of each figure in both languages, by the name of its file."""
+    presets = "Object.entries(cookbook.figures).map(([n, f]) => [n, Object.keys(f.presets)])"
+    rules = re.findall(r"^[^\s@/}][^{}]*\{[^{}]*\}", CSS.read_text("utf-8"), re.M)
+    drawn = {}
+    for name, wanted in page.evaluate(presets):
+        for key in itertools.product(wanted, ("en", "zh")):
+            html = page.evaluate("words => cookbook.html(...words)", [name, *key])
+            drawn[f"{name}-{key[0]}.{key[1]}.html"] = f"{html}\n"
+            picture = re.search('<section class="fig-picture".*?>(.*?)</section>', html, re.S)[1]
+            if "data-clipboard-text" not in picture:  # those are commands, to be copied
+                used = re.compile("|".join({r"\.fig svg", *re.findall(r"fig-[a-z]+", picture)}))
+                style = COLOURS + "\n".join(rule for rule in rules if used.search(rule))
+                svg = page.evaluate(SVG, [picture, style])
+                drawn[f"{name}-{key[0]}.{key[1]}.svg"] = f"{svg}\n"
+    return drawn
+
+
+def chromium() -> str | None:
+    """The system's browser: the one that Playwright would download is not needed."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next(filter(None, map(which, names)), None)
+
+
+@contextmanager
+def browser() -> Iterator["Browser"]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # No sandbox: tests run as root in containers, and only see pages that we made.
+        started = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        try:
+            yield started
+        finally:
+            started.close()
+
+
+def main(mermaid: str) -> None:
+    """Draws diagrams that have no picture yet, and all else anew."""
     pictures = all_wanted()
-    FOLDER.mkdir(exist_ok=True)
-    for path in set(FOLDER.iterdir()) - pictures.keys():
+    for path in set(DIAGRAMS.iterdir()) - pictures.keys():
         path.unlink()
+    drawn = {**break_it.pictures(), **proof.pictures()}
     with browser() as started:
         page = started.new_page()
         page.add_script_tag(path=mermaid)
         for path, drawn_from in pictures.items():
             if not path.is_file():
-                svg = page.evaluate(DRAW, [f"d-{path.stem}", *drawn_from])
-                path.write_text(f"{svg}\n", encoding="utf-8")
+                drawn[path] = page.evaluate(DRAW, [f"d-{path.stem}", *drawn_from]) + "\n"
+        load(page)
+        drawn |= {FIGURES / name: text for name, text in stills(page).items()}
+    for path, text in drawn.items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
