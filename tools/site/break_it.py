@@ -14,7 +14,6 @@ from pathlib import Path
 from doctor import checks  # noqa: F401  (they name the kinds of findings)
 from doctor.report import Report
 
-from . import proof
 from .record_breaks import BREAKS, EXAMPLES, LAUNCH, RECORDED, SINGLE, line_of
 from .source import ROOT
 
@@ -329,12 +328,3 @@ def pictures() -> dict[Path, str]:
         for scheme in SCHEMES
         for name, size in SIZES.items()
     }
-
-
-def main() -> None:
-    for path, text in {**pictures(), **proof.pictures()}.items():
-        path.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
