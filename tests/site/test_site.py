@@ -146,17 +146,47 @@ COVERED = """() => [...document.querySelectorAll("pre > .md-code__nav")].filter(
     const [a, b] = parts.map((part) => part.getBoundingClientRect());
     return a.left < b.right - 1 && a.bottom > b.top + 1;
 }).length"""
+CUT = """() => [...document.querySelectorAll("article :is(td, pre, code, .cd-body)")]
+    .filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth + 1)
+    .map((e) => e.textContent.slice(0, 80))"""
+# Of cells that are lower than the name of their column, which stands beside them.
+LABELS = """() => [...document.querySelectorAll("td[data-th]:not(:first-child, :empty)")]
+    .filter((td) => parseFloat(getComputedStyle(td, "::before").height) > td.clientHeight)
+    .map((td) => td.dataset.th)"""
 
 
 def test_on_a_phone(page: Page, address: str) -> None:
-    """Rows of tables are cards, in which no word is torn; buttons lie beside the code; no line of a
-    heading is empty."""
+    """Rows of tables are cards, in which no word is torn or lies over another; buttons beside the
+    code; no line of a heading is empty."""
     page.set_viewport_size({"width": 390, "height": 844})
-    for name in ("concepts/", "en/launching/", "en/performance/", "en/cases/"):
+    for name in ("concepts/", "en/launching/", "en/performance/", "en/cases/", "handbook/elastic/"):
         page.goto(address + name)
         page.locator(".md-code__nav").first.wait_for(state="attached")
         assert page.evaluate(SQUEEZED) == [], name
         assert page.evaluate(COVERED) == 0, name
+        assert page.evaluate(LABELS) == [], name
+        assert page.evaluate(CUT) == [], name
+
+
+def test_on_paper(page: Page, address: str) -> None:
+    """Each line is whole, without what one would click, and dark on white for who reads the site
+    white on dark."""
+    page.set_viewport_size({"width": 680, "height": 900})  # of A4 with Chromium's margins
+    page.emulate_media(media="print")
+    for name in ("en/convert/", "en/chapters/02_distributed/", "doctor/", "recipes/"):
+        page.goto(address + name)
+        page.locator("pre > .md-code__nav").first.wait_for(state="attached")
+        page.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true })")
+        assert page.evaluate(CUT) == [], name
+        for part in (".toc", ".md-code__nav", ".cd-copy", ".headerlink", ".md-footer"):
+            assert page.locator(part).filter(visible=True).count() == 0, (name, part)
+    colours = [
+        page.evaluate("""(scheme) => {
+            document.body.setAttribute("data-md-color-scheme", scheme);
+            return getComputedStyle(document.querySelector("article p")).color }""", scheme)
+        for scheme in ("default", "slate")
+    ]  # fmt: skip
+    assert colours[0] == colours[1]
 
 
 def test_contents_of_a_long_page(page: Page, address: str) -> None:

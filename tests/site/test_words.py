@@ -1,5 +1,7 @@
 """A word of a note and the lines that it is about light each other up."""
 
+import re
+
 import pytest
 
 pytest.importorskip("playwright", reason="needs requirements-dev.txt")
@@ -75,6 +77,7 @@ COVERED = """() => [...document.querySelectorAll(".walk-text + .walk-code + .wal
     .filter((next) => next.getBoundingClientRect().top <
         next.previousElementSibling.previousElementSibling.getBoundingClientRect().bottom)
     .map((next) => next.textContent)"""
+GROUND = "e => getComputedStyle(e).backgroundColor"
 LIT = "all => all.map(e => e.textContent.trim())"
 
 
@@ -93,6 +96,8 @@ def test_word_and_line(chromium: Browser, address: str) -> None:
     word.hover()
     both = lit.evaluate_all(LIT)
     assert both == [word.text_content(), line.text_content().strip()]
+    red, _, blue = map(float, re.findall(r" ([\d.]+)", line.evaluate(GROUND)))
+    assert red < blue  # not that of a line that is gone
     opened.mouse.move(1, 1)
     assert lit.count() == 0
     line.hover()
