@@ -8,7 +8,8 @@
 - docs/assets/figures/: stills of the figures that move, by their own scripts. They are in the pages
   before any script has run, without scripts, and in print. GitHub, which drops classes and styles,
   gets the picture as an SVG around the same HTML.
-- docs/assets/images/: what break_it.py and proof.py make of results.
+- docs/assets/images/: what break_it.py and proof.py make of results; and the cards, which a chat
+  shows beside a link to the site, 500 pixels wide: so no letter is smaller than 28 of 1200.
 """
 
 import hashlib
@@ -199,6 +200,45 @@ def stills(page: "Page") -> dict[str, str]:
     return drawn
 
 
+# ---- the cards ----
+CARD = """<style>
+body {{ display: grid; align-content: space-between; box-sizing: border-box; height: 630px;
+margin: 0; padding: 44px 56px; color: #1c2733;
+font: 34px/1.3 "Noto Sans", "Noto Sans CJK SC", sans-serif }}
+h1 {{ margin: 0; font-size: 62px; line-height: 1.1; letter-spacing: -1px }}
+div {{ display: grid; grid-template-columns: 1fr 1fr; gap: 20px }}
+pre {{ margin: 0; padding: 22px 18px; border-radius: 12px; color: #dbe2e9; background: #17212b;
+font: 33px/1.6 "DejaVu Sans Mono", monospace }}
+code {{ font: 37px "DejaVu Sans Mono", monospace; color: #bb3030 }}
+p {{ display: flex; justify-content: space-between; align-items: center; margin: 0 }}
+b {{ padding: 6px 26px; border-radius: 12px; color: #fff; background: #bb3030; font-size: 40px }}
+</style>{name}<h1>{asked}</h1><div><pre>{right}</pre><pre>{broken}</pre></div>
+<p><code><s>{gone}</s></code> <b>{verdict}</b></p>{found}"""
+ASKED = {"en": "Which of these two runs is broken?", "zh": "这两次训练，哪一次是错的？"}
+
+
+def card(page: "Page", language: str) -> bytes:
+    """A run of all lines, one without a line, and what the doctor says of it."""
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    names = re.findall("^ *site_name: (.+)", settings, re.M)
+    runs = json.loads(break_it.RECORDED.read_text(encoding="utf-8"))["runs"]
+    broken = runs[break_it.STILL]
+    verdict, found, *_ = break_it.verdict(broken, language)
+    page.set_viewport_size({"width": 1200, "height": 630})
+    page.set_content(
+        CARD.format(
+            name=dict(zip(("zh", "en"), names, strict=True))[language],
+            asked=break_it.WORDS[language].get("headline", ASKED[language]),
+            right="\n".join(runs["right"]["printed"]),
+            broken="\n".join(broken["printed"]),
+            gone=break_it.BREAKS[break_it.STILL][1],
+            verdict=verdict.partition("  ")[0],
+            found=found.strip(),
+        )
+    )
+    return page.screenshot()
+
+
 def chromium() -> str | None:
     """The system's browser: the one that Playwright would download is not needed."""
     names = ("chromium", "chromium-browser", "google-chrome")
@@ -232,6 +272,8 @@ def main(mermaid: str) -> None:
                 drawn[path] = page.evaluate(DRAW, [f"d-{path.stem}", *drawn_from]) + "\n"
         load(page)
         drawn |= {FIGURES / name: text for name, text in stills(page).items()}
+        for language in ASKED:
+            (break_it.IMAGES / f"card.{language}.png").write_bytes(card(page, language))
     for path, text in drawn.items():
         path.write_text(text, encoding="utf-8")
 
