@@ -6,6 +6,9 @@ VENV ?= .venv
 # there are GPUs, whose memory and ranks they would share.
 XDIST := $(shell command -v nvidia-smi >/dev/null || printf '%s' "-n $$(($$(nproc) < 4 ? $$(nproc) + 1 : 4)) --dist loadgroup")
 RUN := $(VENV)/bin/python
+# The site needs no torch: where `make demo` was not typed before, it has an environment of its own.
+DOCS := $(if $(wildcard $(VENV)/ready),$(VENV),$(VENV)-docs)
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs
 SKILL ?= skill/pytorch-multi-gpu
 MERMAID := $(VENV)/mermaid.min.js
 AXE := $(VENV)/axe.min.js
@@ -17,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A download of gigabytes may break off. pip then gives up, but keeps what it has whole.
 twice = $(1) || { echo "trying once more, in case a download broke off"; $(1); }
 
-.PHONY: doctor.pyz help demo gpu test smoke proof faults bench carry lint skill pages figures site serve clean
+.PHONY: doctor.pyz help demo gpu test smoke proof faults bench carry lint skill pages figures site offline serve clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -75,20 +78,29 @@ figures: $(VENV)/ready $(MERMAID)  ## after a change: pictures of diagrams, stil
 	$(RUN) -m tools.site.draw $(MERMAID)
 	$(RUN) -m tools.site.pages
 
-site: $(VENV)/ready  ## the documentation, into site/; a broken link or page ends it
-	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict  # with -q, --strict counts no warnings
+site: $(DOCS)/ready  ## the documentation, into site/; a broken link or page ends it
+	$(MKDOCS) build --strict  # with -q, --strict counts no warnings
 
-serve: $(VENV)/ready  ## the same at http://127.0.0.1:8000, built anew on every change
-	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
+offline: $(DOCS)/ready  ## the same to be opened from disk, with search: site-offline/index.html
+	DIRECTORY_URLS=false $(MKDOCS) build --strict -d site-offline
+
+serve: $(DOCS)/ready  ## the same at http://127.0.0.1:8000, built anew on every change
+	$(MKDOCS) serve
 
 clean:  ## remove the environments, the built site, and what the demo made
-	rm -rf $(VENV) $(VENV)-* data/toy runs/demo-* site
+	rm -rf $(VENV) $(VENV)-* data/toy runs/demo-* site site-offline
 
-$(VENV)/ready: requirements.txt requirements-dev.txt constraints.txt
+$(VENV)/ready: requirements.txt requirements-docs.txt requirements-dev.txt constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"the pinned torch needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: type make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	@echo "setting up $(VENV): torch, torchvision, tools; 2.8 GB to download, 6 GB on disk; takes minutes"
 	@$(PYTHON) -m venv $(VENV)
 	@$(call twice,$(RUN) -m pip install --quiet -c constraints.txt -r requirements-dev.txt)
+	@touch $@
+
+$(VENV)-docs/ready: requirements-docs.txt constraints.txt
+	@echo "setting up $(VENV)-docs, what builds the site: 46 MB to download, 210 MB on disk"
+	@$(PYTHON) -m venv $(VENV)-docs
+	@$(call twice,$(VENV)-docs/bin/python -m pip install --quiet -c constraints.txt -r requirements-docs.txt)
 	@touch $@
 
 # What is not a Python package: Slurm, Horovod, its compilers, and for the site a browser. The script

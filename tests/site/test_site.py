@@ -2,8 +2,10 @@
 browser for all of it, so all of it on one worker."""
 
 import html
+import itertools
 import json
 import re
+import struct
 import sys
 from pathlib import Path
 
@@ -38,6 +40,21 @@ def test_every_page_is_built_in_both_languages(site: Path) -> None:
             shown = re.sub(r"<[^>]+>", "", re.sub(code, "", page, flags=re.S))
             assert not RAW.search(html.unescape(shown)) and 'class="tabs"' not in page, address
     assert not list(site.rglob("WRITING/*")) and not (site / "examples").exists()
+
+
+def test_the_course_has_one_next(site: Path) -> None:
+    """Above the title and at the end, and no other one in a footer."""
+    course = ["getting-started", "concepts", "convert", "chapters/02_distributed", "doctor"]
+    for prefix in ("", "en/"):
+        for name, after in itertools.pairwise(course):
+            here = site / prefix / name
+            page = (here / "index.html").read_text("utf-8")
+            above = re.findall(r'</strong> → <a href="(.+?)"', page)
+            below = re.findall(r'<p><strong>(?:Step|第) \d.*?href="(.+?)"', page)
+            assert len(above) == len(below) == 1, here
+            for link in (*above, *below):
+                assert (here / link).resolve() == (site / prefix / after).resolve(), here
+            assert re.search("md-footer__inner[^>]* hidden>", page), here
 
 
 def test_code_is_not_in_the_search_index(site: Path) -> None:
@@ -259,6 +276,9 @@ def test_links_to_files(site: Path) -> None:
     (link,) = set(re.findall(r'href="([^"]*03_multiprocessing/main.py[^"]*)"', page))
     copy = site / "en/chapters/03_multiprocessing" / link
     assert copy.read_text() == (ROOT / "03_multiprocessing/main.py").read_text()
+    for path in site.rglob("*.html"):
+        for link in re.findall(r'href="((?:\.\.?/)+source/[^"]+)"', path.read_text()):
+            assert (path.parent / link).is_file(), (path, link)
 
 
 def test_doctor_to_download(site: Path, tmp_path: Path) -> None:
@@ -268,6 +288,50 @@ def test_doctor_to_download(site: Path, tmp_path: Path) -> None:
         assert (page / link).resolve() == site.resolve() / "doctor.pyz"
     said = run([sys.executable, site / "doctor.pyz", "--explain", "no_sync"], tmp_path)
     assert said.returncode == 0 and "no_sync" in said.stdout, said.output
+
+
+@pytest.mark.parametrize(
+    ("home", "query", "found"),
+    [("index.html", "显存不够", "#oom"), ("en/index.html", "deadlock", "#hang")],
+)
+def test_from_disk(chromium: Browser, carried: Path, home: str, query: str, found: str) -> None:
+    """The first link, the other language and the search lead to files, and ask nobody else."""
+    opened = chromium.new_page()
+    wrong: list[str] = []
+    opened.on("request", lambda r: wrong.extend([] if r.url.startswith("file:") else [r.url]))
+    opened.on("requestfailed", lambda r: wrong.append(r.url))
+    opened.on("pageerror", lambda e: wrong.append(str(e)))
+    opened.goto((carried / home).as_uri())
+    opened.locator("article a[href*='.html']").first.click()
+    opened.wait_for_function(f"!location.href.endsWith('site/{home}')")
+    assert Path(opened.url.removeprefix("file://").partition("#")[0]).is_file()
+    other = "zh" if home.startswith("en/") else "en"
+    opened.hover(".md-select")
+    opened.click(f".md-select__link[hreflang={other}]")
+    opened.wait_for_function(f"document.documentElement.lang === '{other}'")
+    opened.goto((carried / home).as_uri())
+    opened.locator(".md-search__input").fill(query)
+    page = (carried / home).with_name("troubleshooting.html").as_uri()
+    opened.locator(f".md-search-result__item a[href^='{page}'][href$='{found}']").click()
+    opened.wait_for_url(f"{page}?*{found}")
+    opened.close()
+    assert wrong == []
+
+
+def test_what_a_chat_shows(carried: Path) -> None:
+    """Beside a link: what the page is called, the home page like the site; a picture that is small
+    enough, in the shape that all of them show."""
+    for name, title in (
+        ("index.html", "PyTorch 多卡训练手册"),
+        ("en/index.html", "PyTorch multi-GPU cookbook"),
+        ("en/convert.html", "Convert your script"),
+    ):
+        page = (carried / name).read_text("utf-8")
+        assert f'<meta property="og:title" content="{title}">' in page
+        assert re.search(rf"<title>{title}( - PyTorch multi-GPU cookbook)?</title>", page)
+        (card,) = re.findall('"og:image" content="https://example.org/book/(.+)"', page)
+        picture = (carried / card).read_bytes()
+        assert struct.unpack(">II", picture[16:24]) == (1200, 630) and len(picture) < 100_000
 
 
 # What people type, and the section that answers it.

@@ -22,12 +22,15 @@ from tools.site.source import ROOT, SiteError, read
 from tools.site.theme import change_scripts
 
 # What the site is told of pages; in a page GitHub would show it as a table. Wide ones need the room
-# of the menu, or have their contents in the text: <!-- toc -->.
+# of the menu, or have their contents in the text: <!-- toc -->. Those of the course end with a link
+# to the next step, and have no other one in a footer.
 META = {
     "changelog.md": {"search": {"boost": 0.3}},
     "chapters/": {"hide": ["navigation", "toc"]},
-    "concepts.md": {"search": {"boost": 1.5}},
-    "convert.md": {"hide": ["navigation", "toc"], "search": {"boost": 2}},
+    "chapters/02": {"hide": ["navigation", "toc", "footer"]},
+    "concepts.md": {"hide": ["footer"], "search": {"boost": 1.5}},
+    "convert.md": {"hide": ["navigation", "toc", "footer"], "search": {"boost": 2}},
+    "getting-started.md": {"hide": ["footer"]},
     "handbook/api.md": {"hide": ["toc"]},
     "handbook/tensors.md": {"search": {"boost": 0.5}},
     "index.md": {"hide": ["navigation", "toc"]},
@@ -35,6 +38,9 @@ META = {
     "recipes.md": {"hide": ["navigation", "toc"], "search": {"boost": 1.5}},
     "troubleshooting.md": {"search": {"boost": 2}},
 }
+
+# Of an address in a copy for the disk what is else a folder: chapters/index.html, convert.html.
+DIRECTORY = re.compile(r"((^|/)index)?\.html")
 
 # What stands at the address of a page that is gone. Without scripts its link is left.
 MOVED = """<!doctype html>
@@ -48,8 +54,12 @@ location.replace(places[location.hash] ?? places[""] + location.hash);
 """
 
 
+def on_config(config: MkDocsConfig) -> None:
+    if not config.use_directory_urls:
+        config.extra["polyfills"] = ["assets/javascripts/from-disk.js"]
+
+
 def on_pre_build(config: MkDocsConfig) -> None:
-    linked.clear()
     read.cache_clear()
 
 
@@ -142,8 +152,14 @@ def on_post_build(config: MkDocsConfig) -> None:
     """Copies of the files that pages show and link to, and the theme's scripts as they are here.
     Called once for each language: the last time all pages are known."""
     change_scripts(Path(config.site_dir))
-    split_index(Path(config.site_dir, "search"), config.extra["searched"])
-    lead_on(Path(config.site_dir), config.extra["moved"])
+    search = Path(config.site_dir, "search")
+    parts = split_index(search, config.extra["searched"])
+    if config.use_directory_urls:
+        lead_on(Path(config.site_dir), config.extra["moved"])
+    else:  # from disk a script can be read, and nothing else
+        both = ",".join(f"{language}:{text}" for language, text in parts.items())
+        script = f"var __index = {{{both}}}[document.documentElement.lang]"
+        (search / "search_index.js").write_text(script, encoding="utf-8")
     for path in linked:
         target = Path(config.site_dir, COPIES, f"{path}.txt")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -166,16 +182,17 @@ def lead_on(site: Path, moved: dict[str, str]) -> None:
             target.write_text(MOVED % (places[""], places[""], json.dumps(places)), "utf-8")
 
 
-def split_index(folder: Path, searched: dict[str, str]) -> None:
+def split_index(folder: Path, searched: dict[str, str]) -> dict[str, str]:
     """An index for each language: half of the weight, and the number of matches is right. searched:
     a section, and words that are to find it as if they stood in its title. After the build of the
     first language there is nothing of the other."""
     index = json.loads((folder / "search_index.json").read_text(encoding="utf-8"))
     index["config"]["fields"]["tags"]["boost"] = 2 * index["config"]["fields"]["title"]["boost"]
+    parts = {}
     for language, spoken in (("zh", ["zh", "en"]), ("en", ["en"])):
         prefix = "en/" if language == "en" else ""
         sections = {
-            doc["location"].removeprefix(prefix): doc
+            DIRECTORY.sub("/", doc["location"].removeprefix(prefix)).removeprefix("/"): doc
             for doc in index["docs"]
             if doc["location"].startswith("en/") == bool(prefix)
         }
@@ -184,6 +201,7 @@ def split_index(folder: Path, searched: dict[str, str]) -> None:
                 raise SiteError(f"mkdocs.yml, searched: {prefix}{place} is not there")
             sections[place]["tags"] = words.split()
         part = {"config": {**index["config"], "lang": spoken}, "docs": [*sections.values()]}
-        text = json.dumps(part, ensure_ascii=False, separators=(",", ":"))
+        text = parts[language] = json.dumps(part, ensure_ascii=False, separators=(",", ":"))
         (folder / f"{language}.json").write_text(text, encoding="utf-8")
     (folder / "search_index.json").unlink()
+    return parts
