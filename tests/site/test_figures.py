@@ -5,17 +5,14 @@ import itertools
 import json
 import random
 import re
-import shlex
-from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import ROOT, load_chapter
+from harness import ROOT
 
 pytest.importorskip("playwright", reason="needs requirements-dev.txt")
 from playwright.sync_api import Browser, Page
-from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from tools.site import draw, scaling_model
@@ -143,34 +140,6 @@ def test_the_text_says_what_the_picture_shows(scripts: Page) -> None:
         assert f" {buckets} " in text, language
 
 
-def test_what_to_type_is_what_the_chapters_take(scripts: Page) -> None:
-    """Rates are those of chapter 02, and its parser and those of the others take the lines."""
-    states = [
-        {"gpus": g, "machines": m, "images": i, "batch": 100, "lr": 0.05, "workers": 4}
-        for g, m, i in ((1, 1, 7), (8, 1, 32), (4, 3, 256), (16, 64, 1024))
-    ]
-    lines = "([state, found]) => cookbook.figures.launch.lines(state, found)"
-    chapter = load_chapter("02_distributed")
-    for state, found in zip(states, computed(scripts, "launch", states), strict=True):
-        ranks = state["gpus"] * state["machines"]
-        batch = ranks * state["images"]
-        assert (found["ranks"], found["globalBatch"]) == (ranks, batch)
-        args = Namespace(batch_size=batch, lr=0.1, weight_decay=0.0)
-        (group,) = chapter.build_optimizer(args, nn.Linear(1, 1)).param_groups
-        assert found["ours"] == pytest.approx(group["lr"])
-        args.lr = found["flag"]
-        (group,) = chapter.build_optimizer(args, nn.Linear(1, 1)).param_groups
-        assert found["linear"] == pytest.approx(group["lr"])
-        assert found["linear"] == pytest.approx(0.05 * batch / 100)
-        for line in scripts.evaluate(lines, [state, found]).values():
-            words = shlex.split(line)
-            script = next(word for word in words if word.endswith("main.py"))
-            own = words[words.index(script) + 1 :]
-            parsed = load_chapter(script.split("/")[0]).build_parser().parse_args(own)
-            assert parsed.batch_size == batch
-            assert f"--nproc-per-node {state['gpus']}" in line or words[0] != "torchrun"
-
-
 # --- in the page ----------------------------------------------------------------------------------
 
 
@@ -288,29 +257,13 @@ def test_with_and_without(page: Page, address: str) -> None:
     assert "the accuracy is" in sentence(page, "shares") and figure.locator(".fig-wrong").count()
 
 
-def test_commands_to_copy(page: Page, address: str) -> None:
-    """No flag or file is broken at a hyphen, on a phone either; the button copies the line."""
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.set_viewport_size({"width": 390, "height": 844})
-    page.goto(f"{address}launching/#fig-launch?machines=64")
-    figure = page.locator("#fig-launch")
-    lines = figure.locator("code span").evaluate_all(
-        "spans => spans.map(span => span.getClientRects().length)"
-    )
-    assert len(lines) > 60 and set(lines) == {1}
-    figure.get_by_role("button", name="srun").click()
-    copied = page.evaluate("navigator.clipboard.readText()")
-    assert copied.startswith("srun -K --nodes 64 --ntasks-per-node 8 ")
-    assert copied in figure.locator("code").all_text_contents()
-
-
 def test_what_is_not_possible(page: Page, address: str) -> None:
     """The nearest that is possible is drawn, and stands in the fields."""
-    page.goto(f"{address}en/launching/#fig-launch?machines=3.4&lr=nan&gpus=99&zoo=<b>x")
-    figure = page.locator("#fig-launch")
-    values = [figure.locator(f"[name={name}]").input_value() for name in ("machines", "lr", "gpus")]
-    assert values == ["3", "0.025", "16"]
-    assert "48 ranks" in sentence(page, "launch") and "NaN" not in figure.inner_html()
+    page.goto(f"{address}en/concepts/#fig-overlap?images=3.4&bandwidth=nan&gpus=9999&zoo=<b>x")
+    figure = page.locator("#fig-overlap")
+    names = ("images", "bandwidth", "gpus")
+    assert [figure.locator(f"[name={n}]").input_value() for n in names] == ["3", "5", "1024"]
+    assert "NaN" not in figure.inner_html()
     page.goto(f"{address}en/concepts/#fig-shares?way=<b>x")
     assert page.locator("#fig-shares [name=way]").input_value() == "sampler"
 

@@ -152,7 +152,7 @@ def all_wanted() -> dict[Path, tuple[str, dict]]:
 SCRIPTS = ROOT / "docs/assets/javascripts/figures"
 FIGURES = ROOT / "docs/assets/figures"
 CSS = ROOT / "docs/assets/stylesheets/site.css"
-NAMES = ("shares", "ring", "overlap", "launch")
+NAMES = ("shares", "ring", "overlap")
 COLOURS = """:root { font: 20px system-ui, sans-serif; color: var(--md-default-fg-color);
 --md-default-fg-color: #1c2733; --md-default-bg-color: #fff; --md-default-fg-color--light: #798591;
 --md-default-fg-color--lighter: #8888 }
@@ -192,11 +192,10 @@ def stills(page: "Page") -> dict[str, str]:
             html = page.evaluate("words => cookbook.html(...words)", [name, *key])
             drawn[f"{name}-{key[0]}.{key[1]}.html"] = f"{html}\n"
             picture = re.search('<section class="fig-picture".*?>(.*?)</section>', html, re.S)[1]
-            if "data-clipboard-text" not in picture:  # those are commands, to be copied
-                used = re.compile("|".join({r"\.fig svg", *re.findall(r"fig-[a-z]+", picture)}))
-                style = COLOURS + "\n".join(rule for rule in rules if used.search(rule))
-                svg = page.evaluate(SVG, [picture, style])
-                drawn[f"{name}-{key[0]}.{key[1]}.svg"] = f"{svg}\n"
+            used = re.compile("|".join({r"\.fig svg", *re.findall(r"fig-[a-z]+", picture)}))
+            style = COLOURS + "\n".join(rule for rule in rules if used.search(rule))
+            svg = page.evaluate(SVG, [picture, style])
+            drawn[f"{name}-{key[0]}.{key[1]}.svg"] = f"{svg}\n"
     return drawn
 
 

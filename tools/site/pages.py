@@ -87,16 +87,14 @@ def table(path: str, language: str, key: str = "") -> list[str]:
 
 
 def figure(path: str, preset: str, page: str) -> list[str]:
-    """Its still picture, or what it would have you type, and the sentence below it."""
+    """Its still picture, and the sentence below it."""
     still = f"assets/figures/{Path(path).stem}-{preset}.{page[:2]}"
     html = (DOCS / f"{still}.html").read_text(encoding="utf-8")
     title = re.search("<figcaption>(.*?)</figcaption>", html)[1]
     sentence = re.search('<p class="fig-sentence">(.*?)</p>', html, re.S)[1].replace(
         "<small>", "<br><small>"
     )
-    commands = re.findall('data-clipboard-text="(.*?)"', html)
-    shown = [f"![{title}]({'../' * page.count('/')}{still}.svg)"]
-    return [*(fenced("bash", commands) if commands else shown), "", sentence]
+    return [f"![{title}]({'../' * page.count('/')}{still}.svg)", "", sentence]
 
 
 def made_of(found: Directive, page: str) -> list[str]:

@@ -92,7 +92,7 @@
   }
 
   function html(name, preset, language) {
-    const { fields, presets, words, choices = {}, shown, formFirst } = figures[name];
+    const { fields, presets, words, choices = {}, shown } = figures[name];
     const state = fit(fields, presets[preset]);
     const { picture, sentence } = parts(name, state, language);
     const own = words[language];
@@ -116,7 +116,8 @@
     return [
       `<figcaption>${own.title}</figcaption>`,
       '<div class="fig-body">',
-      ...(formFirst ? [form, drawn] : [drawn, form]),
+      drawn,
+      form,
       `<p class="fig-foot" data-search-exclude><a href="${escaped(address(name, state))}">${WORDS[language].link}</a></p>`,
       "</div>",
       '<p class="fig-status" role="status"></p>',
