@@ -63,12 +63,6 @@ def on_pre_build(config: MkDocsConfig) -> None:
     read.cache_clear()
 
 
-def on_template_context(context: dict, template_name: str, config: MkDocsConfig) -> dict:
-    if template_name == "404.html":
-        context["base_url"] = "."  # its script says of what
-    return context
-
-
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Below the first code of a chapter's page: what its marks mean. On the home page, in place of
     its picture: what moves."""
