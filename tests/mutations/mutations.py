@@ -46,6 +46,7 @@ GPU_CHECK = "tests/tools/test_gpu_check.py"
 TASKS = "tests/handbook/test_task_resume.py"
 SPEED = "tests/doctor/test_speed.py::test_what_is_said"
 LINKS = "tests/tools/test_links.py"
+SITE = "tests/site/test_site.py"
 KILLED = f"{TASKS}::test_killed_and_resumed"
 # By the test that notices them: what is lost, in how many files at least, and the patch.
 # fmt: off
@@ -1068,6 +1069,28 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{LINKS}::test_what_is_lost_is_named[one-size]": [
         ("the last number of a transfer", 1, "(buffer != wanted)",
          "(buffer[:-1] != wanted[:-1])"),
+    ],
+    f"{SITE}::test_on_paper": [
+        ("whole lines on paper", 1, "@media print, screen and", "@media screen and"),
+        ("dark letters on paper", 1, "@media screen {\n[data", "@media all {\n[data"),
+    ],
+    f"{SITE}::test_on_a_phone": [
+        ("room for the name of a column", 1, "float: left; width: 5.6rem; margin-left: -6.2rem;",
+         "position: absolute; width: 5.6rem; margin-left: -6.2rem;"),
+    ],
+    f"{SITE}::test_from_disk": [
+        ("the search from disk", 1,
+         'config.extra["polyfills"] = ["assets/javascripts/from-disk.js"]', "pass"),
+    ],
+    f"{SITE}::test_what_a_chat_shows": [
+        ("the name of the home page", 1, "config.site_name if home else page.title", "page.title"),
+    ],
+    f"{SITE}::test_links_to_files": [
+        ("files that one language links to", 1, "    read.cache_clear()\n",
+         "    linked.clear()\n    read.cache_clear()\n"),
+    ],
+    f"{SITE}::test_the_course_has_one_next": [
+        ("one next page in the course", 1, '    "getting-started.md": {"hide": ["footer"]},\n', ""),
     ],
     f"{KILLED}[language_model-2-1-step 17-2]": [
         ("the random states of the ranks", 2,

@@ -192,3 +192,16 @@ def test_a_download_that_breaks_off(tmp_path: Path, breaks: int) -> None:
     assert (first.returncode == 0) == (tmp_path / ".venv/ready").exists() == (breaks == 1)
     assert run(make, tmp_path).returncode == 0
     assert (tmp_path / "calls").read_text().count("\n") == breaks + 1
+
+
+def test_the_site_needs_no_torch(tmp_path: Path) -> None:
+    """Where nobody has made the other environment, which has all of it."""
+    for file in (ROOT / "Makefile", ROOT / "constraints.txt", *ROOT.glob("requirements*.txt")):
+        shutil.copy(file, tmp_path)
+    for target in ("site", "offline", "serve"):
+        fresh = run(["make", "-n", target], tmp_path).stdout
+        assert "-r requirements-docs.txt" in fresh and "requirements-dev.txt" not in fresh
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/ready").touch()
+    made = run(["make", "-n", "site"], tmp_path).stdout
+    assert ".venv/bin/python -m mkdocs build" in made and "pip install" not in made
