@@ -135,10 +135,11 @@ def named(output: str, language: str) -> str:
 
 
 def translation(found: re.Match, address: str | None) -> str:
-    """A search engine wants whole addresses, or none."""
+    """A search engine wants whole addresses, or none. The space: below each page that rel=alternate
+    names to the letter, Material would look for a site map."""
     if not address:
         return ""
-    return f'<link rel="alternate" href="{urljoin(address, found[1])}"{found[2]}'
+    return f'<link rel="alternate " href="{urljoin(address, found[1])}"{found[2]}'
 
 
 @event_priority(-200)  # after the plug-in of the languages, which makes one search index of both

@@ -8,29 +8,26 @@ from pathlib import Path
 
 import material
 
-from .source import SiteError
+from .source import ROOT, SiteError
 
 SCRIPTS = Path(material.__file__).parent / "templates/assets/javascripts"
+WORDS = ROOT / "docs/assets/javascripts/search.js"
 CHANGES = {
     "bundle.*.min.js": {
-        # A page asks for the index of its own language: hooks.py makes one for each.
-        '"search/search_index.json"': "`search/${document.documentElement.lang}.json`",
-        # Text may come by paste, by dictation, from an input method: no key goes up.
-        'h(e,"keyup"),o)': 'h(e,"input"),o)',
         # The index, two thirds of a page's weight, waits until somebody goes to the field, or has
-        # followed a result, whose words are then marked.
-        '$(location.protocol!=="file:"),Je("search")': '$(!1),Je("search")',
-        'z([t,r.pipe(Q(we()),g(o=>!!o.searchParams.get("h")))])': (
-            'r.pipe(Q(we()),g(o=>!!o.searchParams.get("h")),b(o=>z([t,$(o)])))'
+        # followed a result, whose words are then marked. hooks.py makes one for each language.
+        'ze(new URL("search/search_index.json",Or.base))': (
+            'L(Je("search"),$(we().searchParams.has("h"))).pipe(Re(o=>o),b(()=>'
+            "ze(new URL(`search/${document.documentElement.lang}.json`,Or.base))),Z(1))"
         ),
-        # It would look for a site map below each page that the head lists as a translation.
-        '"link[rel=alternate]"': '"link[rel=none]"',
         # A landmark of its own, without a name, for each block of code.
         'x("nav",{class:"md-code__nav"})': 'x("div",{class:"md-code__nav"})',
     },
     "workers/search.*.min.js": {
-        # Else no word of a Chinese query is looked up that ends with its last character.
-        "for(let o=s+1;o<t.length;o++)": "for(let o=s+1;o<=t.length;o++)",
+        # A pasted line would be read as lunr's operators, and of Chinese nothing be looked up after
+        # the first word that the index does not have: by WORDS instead.
+        r'e=e.replace(new RegExp("\\p{sc=Han}+","gu"),s=>[...fe(s,this.index.invertedIndex)]'
+        '.join("* "))': "e=words(e,this.index.invertedIndex)",
     },
 }
 
@@ -53,4 +50,6 @@ def change_scripts(site: Path, scripts: Path = SCRIPTS) -> None:
         [path] = scripts.glob(pattern)
         place = path.relative_to(scripts)
         text = changed(path.read_text(encoding="utf-8"), changes, str(place))
+        if place.parent.name == "workers":
+            text = WORDS.read_text(encoding="utf-8") + text
         (site / "assets/javascripts" / place).write_text(text, encoding="utf-8")

@@ -6,6 +6,10 @@
     if (link) link.href = link.href.replace(/[?#].*/, "") + location.search + location.hash;
   });
 
+  // Text may come by paste, by dictation, from an input method: no key goes up.
+  const field = document.querySelector(".md-search__input");
+  field.addEventListener("input", () => field.dispatchEvent(new Event("keyup")));
+
   // How deep a line of code begins: on a phone what goes on below it is deeper still.
   for (const line of document.querySelectorAll(".ln, .cd-hunk > [data-l]"))
     line.style.setProperty("--indent", Math.max(0, line.textContent.search(/\S/)));

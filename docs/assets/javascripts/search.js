@@ -1,0 +1,40 @@
+// What people type or paste, as words for Material's search worker: the build of the site puts this
+// in front of it (tools/site/theme.py). The text in the field stays as it is.
+
+// index: lunr's, by word.
+self.words = (query, index) => {
+  // A line that was pasted is found by its words. Its numbers and paths are those of one run, and
+  // would decide what comes first; but an exit code such as -11 says the most.
+  const pasted = query.length > 40;
+  const ofOneRun = /(?<![^\s"'(])\.{0,2}\/\S+|(?<![\w.]|(?<!\w)-)\d[\w.]*/g;
+  const parts = (pasted ? query.replace(ofOneRun, " ") : query)
+    .replace(/[~^*+"\\]/g, " ") // operators of lunr, which nobody means
+    .replace(/(?<!\w)-(\d+)/g, " $1^5 ")
+    .replace(/\p{sc=Han}+/gu, (run) => ` ${chineseWords(run, index).join(" ")} `)
+    .split(lunr.tokenizer.separator)
+    .filter(Boolean);
+  // The worker looks for every word that begins with a part: for ancdata by an. With ^1 lunr looks
+  // for the part alone. The last one may be half typed.
+  const short = /^([a-z]{1,3}|\p{sc=Han})$/iu;
+  return parts
+    .map((part, place) => {
+      const alone = pasted || (short.test(part) && place < parts.length - 1);
+      return alone && !part.includes("^") ? `${part}^1` : part;
+    })
+    .join(" ");
+};
+
+// Characters without spaces between them, as words that the index has: from each place the longest,
+// or the character, if it goes beyond those before it.
+function chineseWords(run, index) {
+  const found = [];
+  let end = 0;
+  for (let start = 0; start < run.length; start++) {
+    let to = run.length;
+    while (to > start + 1 && !(run.slice(start, to) in index)) to--;
+    if (to <= end) continue;
+    found.push(run.slice(start, to));
+    end = to;
+  }
+  return found;
+}
