@@ -1,11 +1,11 @@
 """Each protection that might be lost in silence, as a patch that takes it away, by the test that
 must then fail.
 
-Each patch replaces a piece of text in every chapter that holds it, and in the doctor, in a copy of
-the repository (test_mutations.py); the patch of a test of tasks does so in these. That is a test
-session a patch, so it is part of `make proof`. Not here: recipes, which their own tests break
-(test_recipes.py); and what a test would read, the line of a refusal or a finding of the doctor:
-without the check such a test cannot be green.
+Each patch replaces a piece of text in every chapter that holds it, and in the doctor and the site's
+search, in a copy of the repository (test_mutations.py); the patch of a test of tasks does so in
+these. That is a test session a patch, so it is part of `make proof`. Not here: recipes, which their
+own tests break (test_recipes.py); and what a test would read, the line of a refusal or a finding of
+the doctor: without the check such a test cannot be green.
 """
 
 from typing import NamedTuple
@@ -47,6 +47,7 @@ TASKS = "tests/handbook/test_task_resume.py"
 SPEED = "tests/doctor/test_speed.py::test_what_is_said"
 LINKS = "tests/tools/test_links.py"
 SITE = "tests/site/test_site.py"
+SEARCH = f"{SITE}::test_search"
 KILLED = f"{TASKS}::test_killed_and_resumed"
 # By the test that notices them: what is lost, in how many files at least, and the patch.
 # fmt: off
@@ -1065,6 +1066,18 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("what a script renames is no file of before", 1, " and not was_there(args[0])", ""),
         ("checkpoints that are not deleted", 1, "else checkpoint_was_there",
          "else os.path.islink"),
+    ],
+    f"{SEARCH}[en/]": [
+        ("lunr's operators are none", 1, "e=words(e,this.index.invertedIndex)", "e=e"),
+        ("exit codes", 1, '" $1^5 "', '" $1 "'),
+        ("a word counts once", 1, "[...new Set(found)]", "found"),
+        ("pasted words are looked for alone", 1, "`${part}^1`", "part"),
+        ("the index waits", 1, 'L(Je("search"),', "L($(!0),"),
+    ],
+    f"{SEARCH}[]": [
+        ("text for which no key goes up", 1, 'new Event("keyup")', 'new Event("none")'),
+        ("Chinese behind a word that the index does not have", 1, "to <= end) continue;",
+         "to <= end) continue;\n    if (!(run.slice(start, to) in index)) break;"),
     ],
     f"{LINKS}::test_what_is_lost_is_named[one-size]": [
         ("the last number of a transfer", 1, "(buffer != wanted)",

@@ -18,10 +18,11 @@ from mutations import MUTATIONS, TASKS, Mutation
 def files_of(root: Path) -> list[Path]:
     tools = [root / "tools/gpu_check.py", root / "tools/links.py"]
     tools += sorted((root / "doctor").rglob("*.py"))
-    site = ["tools/site/hooks.py", "docs/assets/stylesheets/site.css", "docs/overrides/main.html"]
+    site = [root / f"tools/site/{name}.py" for name in ("hooks", "theme")]
+    site += [root / "docs/assets/stylesheets/site.css", root / "docs/overrides/main.html"]
+    site += sorted(root.glob("docs/assets/javascripts/s*.js"))
     tasks = sorted(root.glob("docs/examples/tasks/*/*.py"))
-    chapters = sorted(root.glob("0[1-7]_*/main.py"))
-    return [*chapters, *tools, *(root / name for name in site), *tasks]
+    return [*sorted(root.glob("0[1-7]_*/main.py")), *tools, *site, *tasks]
 
 
 def patched(path: Path, text: str, mutation: Mutation) -> str:

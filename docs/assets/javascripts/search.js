@@ -3,19 +3,18 @@
 
 // index: lunr's, by word.
 self.words = (query, index) => {
-  // A line that was pasted is found by its words. Its numbers and paths are those of one run, and
-  // would decide what comes first; but an exit code such as -11 says the most.
-  const pasted = query.length > 40;
-  const ofOneRun = /(?<![^\s"'(])\.{0,2}\/\S+|(?<![\w.]|(?<!\w)-)\d[\w.]*/g;
-  const parts = (pasted ? query.replace(ofOneRun, " ") : query)
-    .replace(/[~^*+"\\]/g, " ") // operators of lunr, which nobody means
-    .replace(/(?<!\w)-(\d+)/g, " $1^5 ")
+  const found = query
+    .toLowerCase()
+    .replace(/[~^*"\\]|(?<![\w+])\++/g, " ") // operators of lunr, which nobody means
+    .replace(/(?<!\w)-(\d+)/g, " $1^5 ") // an exit code says more than its line
     .replace(/\p{sc=Han}+/gu, (run) => ` ${chineseWords(run, index).join(" ")} `)
-    .split(lunr.tokenizer.separator)
-    .filter(Boolean);
+    .split(lunr.tokenizer.separator);
+  // Twice the same word would count twice.
+  const parts = [...new Set(found)].filter(Boolean);
   // The worker looks for every word that begins with a part: for ancdata by an. With ^1 lunr looks
-  // for the part alone. The last one may be half typed.
-  const short = /^([a-z]{1,3}|\p{sc=Han})$/iu;
+  // for the part alone: what was pasted is whole, but the last word that was typed may be half.
+  const pasted = query.length > 40;
+  const short = /^([a-z]{1,3}|\p{sc=Han})$/u;
   return parts
     .map((part, place) => {
       const alone = pasted || (short.test(part) && place < parts.length - 1);
