@@ -64,12 +64,11 @@ lint: $(VENV)/ready $(BIOME)  ## formatting and static checks
 	$(BIOME) check
 	$(RUN) -m check_jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
-skill: $(VENV)/ready  ## what an assistant needs to convert and check a script: a folder for its skills
-	mkdir -p $(SKILL) && cp skill/SKILL.md docs/examples/convert/*.py $(SKILL)
-	for page in convert recipes troubleshooting; do \
-		$(RUN) -m tools.site.pages docs/en/$$page.md convert.md recipes.md troubleshooting.md \
-			> $(SKILL)/$$page.md || exit 1; done
-	$(MAKE) --no-print-directory doctor.pyz PYZ=$(SKILL)/doctor.pyz
+skill:  ## what an assistant needs to convert a script and prove it: a folder for its skills
+	@mkdir -p $(SKILL) && cp skill/SKILL.md docs/examples/convert/*.py $(SKILL)
+	@$(PYTHON) -m tools.site.plain $(SKILL) $(addprefix docs/en/,convert.md recipes.md troubleshooting.md tasks.md)
+	@$(MAKE) --no-print-directory doctor.pyz PYZ=$(SKILL)/doctor.pyz
+	@echo "$(SKILL) is complete: copy it to where your assistant looks for skills"
 
 pages: $(VENV)/ready  ## after a change: the code, differences and tables in the pages
 	$(RUN) -m tools.site.pages

@@ -67,6 +67,47 @@ def test_code_is_not_in_the_search_index(site: Path) -> None:
         assert not [doc["location"] for doc in docs if "epoch_batches" in doc["text"]]
 
 
+# A block of code: what opens it, what it is of, and the code.
+FENCED = re.compile(r"^((?:> )? *`{3,})(\w*).*\n((?:.*\n)*?)\1$", re.M)
+
+
+def leads_nowhere(path: Path, target: str) -> bool:
+    """A link of a page's Markdown, to a file of the site or to a place in one."""
+    file, _, place = target.partition("#")
+    to = path.parent / file if file else path
+    if target.startswith("http") or not to.is_file():
+        return not target.startswith("http")
+    return bool(place) and not re.search(rf'\{{#{place}\}}|id="{place}"', to.read_text())
+
+
+@pytest.mark.parametrize("language", ["zh", "en"])
+def test_every_page_has_its_markdown(site: Path, language: str) -> None:
+    """Its head names it, its code is whole, no link in it leads nowhere, and llms.txt lists it."""
+    folder = site / "en" if language == "en" else site
+    listed = (folder / "llms.txt").read_text()
+    assert set(re.findall(r"\]\((\S+)\): .", listed)) == {f"{name}.md" for name in NAMES}
+    assert len(listed) < 20_000  # it is read at once
+
+    for name, address in zip(NAMES, ADDRESSES, strict=True):
+        path = folder / f"{name}.md"
+        text = path.read_text()
+        source = (DOCS / language / f"{name}.md").read_text()
+        assert [b[1:] for b in FENCED.findall(text)] == [b[1:] for b in FENCED.findall(source)]
+        links = re.findall(r"\]\(([^)\s]*)\)", FENCED.sub("", text))
+        assert [target for target in links if leads_nowhere(path, target)] == [], path
+
+        html = folder / address / "index.html"
+        form = r'<link rel="(\w+)" type="text/markdown" href="(.+?)">'
+        named = {kind: html.parent / link for kind, link in re.findall(form, html.read_text())}
+        assert named["alternate"].resolve() == path.resolve()
+        assert named["describedby"].samefile(folder / "llms.txt")
+
+    shown = (folder / "chapters/02_distributed.md").read_text()
+    code = (ROOT / "02_distributed/main.py").read_text()
+    needed = re.findall(r"^ *(.+?) *# \[dist\]", code, re.M)
+    assert len(needed) > 20 and not [line for line in needed if line not in shown]
+
+
 # --- in a browser ---------------------------------------------------------------------------------
 
 

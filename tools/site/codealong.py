@@ -65,12 +65,16 @@ def language_of(md: Markdown) -> str:
 
 
 def link(md: Markdown, path: str, place: str = "") -> str:
-    """To a file of the repository: there, or to the site's copy, which has no anchors."""
-    if md.repo:
-        return f"{md.repo}/blob/main/{path}{place}"
-    linked.add(path)
     page = this_page(md)
-    depth = page.url.count("/") if page else 0
+    return file_address(path, place, md.repo, page.url.count("/") if page else 0)
+
+
+def file_address(path: str, place: str, repo: str, depth: int) -> str:
+    """Of a file of the repository: there, or of the site's copy, which has no anchors. depth: of
+    the page, in folders of the site."""
+    if repo:
+        return f"{repo}/blob/main/{path}{place}"
+    linked.add(path)
     return f"{'../' * depth or './'}{COPIES}/{path}.txt"
 
 

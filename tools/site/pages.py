@@ -2,13 +2,9 @@
 code, a difference, a verdict, a table or a figure stands what it is for, up to <!-- end -->.
 
     make pages    # writes it; a test fails until somebody has
-
-python -m tools.site.pages docs/en/convert.md convert.md: a page for assistants, as plain Markdown,
-for a folder that has the pages named behind it alone.
 """
 
 import re
-import sys
 import textwrap
 from pathlib import Path
 
@@ -21,16 +17,6 @@ from .verdicts import comparison, verdict
 DOCS = ROOT / "docs"
 # Here the marked lines are what a reader adds or changes, and the text says so: they get a "+".
 SKELETON = re.compile(r"0\d_\w+/(minimal\.py|\w+\.sbatch)")
-# For plain: what is for the site or for GitHub alone goes.
-CHANGES = [
-    (r"^ *(<div.*>|</div>|<!--.*-->|!\[.*)\n", ""),
-    ("<!-- = .+? -->", ""),  # see words.py
-    (r"^<details.*>$", "<details>"),
-    (r"^( *`{3,}\w+) .*$", r"\1"),  # ```bash run
-    (r"^(#.*) <a id=\"(.+)\"></a>$", r"\1 {#\2}"),
-    (r"^( *\[.*\]\(\S+) ([\"']).*\2\)$", r"\1)"),  # what the build puts there
-    (r"\n{3,}", "\n\n"),
-]
 
 
 def fenced(kind: str, lines: list[str]) -> list[str]:
@@ -144,21 +130,7 @@ def stale() -> dict[Path, str]:
     return pages
 
 
-def plain(text: str, pages: list[str]) -> str:
-    """A page for a folder that has these pages alone: links to others become text."""
-
-    def kept(found: re.Match) -> str:
-        target = found[2].partition("#")[0]
-        return found[0] if target.startswith("http") or target in ("", *pages) else found[1]
-
-    for form, instead in CHANGES:
-        text = re.sub(form, instead, text, flags=re.M)
-    return re.sub(r"\[([^]]+)\]\(([^)]*)\)", kept, text).strip() + "\n"
-
-
 if __name__ == "__main__":
-    for path, text in stale().items() if len(sys.argv) == 1 else ():
+    for path, text in stale().items():
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT))
-    for name in sys.argv[1:2]:
-        print(plain(Path(name).read_text(encoding="utf-8"), sys.argv[2:]), end="")
