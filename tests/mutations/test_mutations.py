@@ -16,7 +16,8 @@ from mutations import MUTATIONS, TASKS, Mutation
 
 
 def files_of(root: Path) -> list[Path]:
-    tools = [root / "tools/gpu_check.py", root / "tools/links.py"]
+    names = ("gpu_check.py", "links.py", "site/hooks.py", "site/plain.py")
+    tools = [root / "tools" / name for name in names]
     tools += sorted((root / "doctor").rglob("*.py"))
     site = [root / f"tools/site/{name}.py" for name in ("hooks", "theme")]
     site += [root / "docs/assets/stylesheets/site.css", root / "docs/overrides/main.html"]

@@ -12,7 +12,6 @@ from itertools import groupby
 from pathlib import Path
 from urllib.parse import urljoin
 
-from jinja2 import Environment
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
@@ -58,8 +57,6 @@ location.replace(places[location.hash] ?? places[""] + location.hash);
 </script>
 """
 
-in_order: list[Page] = []  # the pages of a language, as the menu has them
-
 
 def on_config(config: MkDocsConfig) -> None:
     if not config.use_directory_urls:
@@ -104,50 +101,23 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     return DESCRIPTION.sub("", markdown, count=1)
 
 
-@event_priority(-200)  # after i18n, which takes one language out of it
+@event_priority(-200)  # after i18n, which takes the other language out of it
 def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:
-    in_order[:] = nav.pages
-
-
-def on_env(env: Environment, config: MkDocsConfig, files: Files) -> None:
-    """Copies of the files that the pages of a language show and link to. Beside each page its
-    Markdown, for assistants, and a list of them, in the form of llmstxt.org."""
-    language, other = {"zh": ("", "[English](en/llms.txt)"), "en": ("en/", "[中文](../llms.txt)")}[
-        config.theme["language"]
-    ]
-    listed = f"# {config.site_name}\n\n> {config.site_description}\n\n{other}\n"
-    for above, pages in groupby(in_order, lambda page: page.ancestors[-1:]):
-        listed += "".join(f"\n## {section.title}\n" for section in above) + "\n"
+    """A list of the pages for assistants, in the form of llmstxt.org."""
+    english = config.theme["language"] == "en"
+    other = "[中文](../llms.txt)" if english else "[English](en/llms.txt)"
+    text = f"# {config.site_name}\n\n> {config.site_description}\n\n{other}\n"
+    for above, pages in groupby(nav.pages, lambda page: page.ancestors[-1:]):
+        text += "".join(f"\n## {section.title}\n" for section in above) + "\n"
         for page in pages:
-            target = Path(config.site_dir, beside(page))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            text = page.markdown.replace("REPOSITORY_URL", config.repo_url or "REPOSITORY_URL")
-            target.write_text(plain(text, partial(lead, page, config)), "utf-8")
-            name = beside(page).removeprefix(language)
-            listed += f"- [{page.title}]({name}): {page.meta['description']}\n"
-    Path(config.site_dir, language, "llms.txt").write_text(listed, "utf-8")
-    for path in linked:
-        target = Path(config.site_dir, COPIES, f"{path}.txt")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / path, target)
-
-
-def beside(page: Page) -> str:
-    """Where its Markdown is on the site: in the tree of docs/, so that links among pages hold."""
-    return page.file.src_uri.removeprefix("zh/")
-
-
-def lead(page: Page, config: MkDocsConfig, target: str) -> str:
-    """Where a link of a page leads from its Markdown."""
-    depth = beside(page).count("/")
-    path, mark, place = repository_path(page.file.src_uri, target).partition("#")
-    if path:
-        return file_address(path, mark + place, (config.repo_url or "").rstrip("/"), depth)
-    return "../" * depth * target.endswith(".pyz") + target
+            about = DESCRIPTION.match(page.file.content_string)
+            text += f"- [{page.title}]({page.file.src_uri[3:]}): {about[1]}\n"
+    files.append(File.generated(config, f"{'en/' * english}llms.txt", content=text))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    output = named(output, page.file.src_uri.partition("/")[0])
+    language, _, name = page.file.src_uri.partition("/")
+    output = named(output, language)
     # On a phone they scroll to the side: by the keyboard, too.
     output = output.replace('class="tabbed-labels"', 'class="tabbed-labels" tabindex="0"')
     # What the doctor prints in capitals or begins with; the colour of a mistake is for mistakes.
@@ -164,9 +134,13 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     )
     # The other language of a home page is "/" or "/en/", which is wrong below a path.
     root = "../" * page.url.count("/") or "./"
-    listed = root + "en/" * page.url.startswith("en/") + "llms.txt"
-    for kind, there in (("alternate", root + beside(page)), ("describedby", listed)):
-        link = f'<link rel="{kind}" type="text/markdown" href="{there}">'
+    # For assistants, in the tree of docs/, so that links among pages hold.
+    beside = page.file.src_uri.removeprefix("zh/")
+    target = Path(config.site_dir, beside)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(plain(page.markdown, partial(lead, page, config)), "utf-8")
+    for kind, place in (("alternate", beside), ("describedby", f"{beside[: -len(name)]}llms.txt")):
+        link = f'<link rel="{kind}" type="text/markdown" href="{root}{place}">'
         output = output.replace("</head>", f"{link}\n</head>", 1)
     output = re.sub(r'href="/((?:en/)?)" hreflang', rf'href="{root}\1" hreflang', output)
     return re.sub(
@@ -174,6 +148,15 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
         lambda found: translation(found, page.canonical_url),
         output,
     )
+
+
+def lead(page: Page, config: MkDocsConfig, target: str) -> str:
+    """Where a link of a page leads from its Markdown."""
+    depth = page.file.src_uri.removeprefix("zh/").count("/")
+    path, mark, place = repository_path(page.file.src_uri, target).partition("#")
+    if path:
+        return file_address(path, mark + place, (config.repo_url or "").rstrip("/"), depth)
+    return "../" * depth * target.endswith(".pyz") + target
 
 
 def named(output: str, language: str) -> str:
@@ -197,7 +180,8 @@ def translation(found: re.Match, address: str | None) -> str:
 
 @event_priority(-200)  # after the plug-in of the languages, which makes one search index of both
 def on_post_build(config: MkDocsConfig) -> None:
-    """Called once for each language: the last time all pages are known."""
+    """Copies of the files that pages show and link to, and the theme's scripts as they are here.
+    Called once for each language: the last time all pages are known."""
     change_scripts(Path(config.site_dir))
     search = Path(config.site_dir, "search")
     parts = split_index(search, config.extra["searched"])
@@ -207,6 +191,11 @@ def on_post_build(config: MkDocsConfig) -> None:
         both = ",".join(f"{language}:{text}" for language, text in parts.items())
         script = f"var __index = {{{both}}}[document.documentElement.lang]"
         (search / "search_index.js").write_text(script, encoding="utf-8")
+    for path in linked:
+        target = Path(config.site_dir, COPIES, f"{path}.txt")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, target)
+    linked.clear()  # not before a build: that of English begins inside of that of Chinese
 
 
 def lead_on(site: Path, moved: dict[str, str]) -> None:

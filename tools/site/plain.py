@@ -13,7 +13,6 @@ from pathlib import Path
 CHANGES = [
     (r"^ *(<div.*>|</div>|<picture>.*|<!--.*-->|!\[.*)\n", ""),
     ("<!-- = .+? -->", ""),  # see words.py
-    (r"^<details.*>$", "<details>"),
     (r"^(#.*) <a id=\"(.+)\"></a>$", r"\1 {#\2}"),
     (r"^( *\[.*\]\(\S+) ([\"']).*\2\)$", r"\1)"),  # what the build puts there
     (r"\n{3,}", "\n\n"),
