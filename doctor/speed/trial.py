@@ -94,6 +94,7 @@ class Speed:
         self.paces = {kind: self.of(rows, kind, unit) for kind in KINDS}
         plain = [row for row in rows[0] if row["kind"] == "plain"]
         self.step = median([row["seconds"] / row["steps"] for row in plain] or [0.0])  # seconds
+        self.bytes = median([row["bytes"] / row["steps"] for row in plain] or [0.0])
         self.calls = max(
             (row["collectives"] / max(1, row["steps"]) for own in rows for row in own
              if row["kind"] == "communication"), default=0,
@@ -139,9 +140,10 @@ class Speed:
         return kinds
 
     def json(self) -> dict:
-        facts = {key: self.ranks[0][key] for key in ("workers", "cpus", "bytes", "device", "ddp")}
+        facts = {key: self.ranks[0][key] for key in ("workers", "cpus", "device", "ddp")}
         unit = "samples" if self.by_samples else "steps"
-        return {"ranks": self.world, "unit": unit, "a_second": self.paces, **facts}
+        facts |= {"bytes": self.bytes, "a_second": self.paces}
+        return {"ranks": self.world, "unit": unit, **facts}
 
     def waits_for(self) -> int | None:
         """The rank that is slower than others, and alone no faster than all together."""
@@ -191,7 +193,8 @@ def said_of(speed: Speed, report: Report, taken: list[str]) -> tuple[list[str], 
         paces = {"slow": number(speed.own(slow, "communication"))}
         paces["fast"] = number(speed.own(fast, "communication"))
         paces["gain"] = f"{speed.gain('input'):.3g}" if "input" in taken else ""
-        add("speed_waits_input" if found.get("input") else "speed_waits", rank=slow, **paces)
+        names = {True: "speed_waits_input", False: "speed_waits", None: "speed_waits_somehow"}
+        add(names[found.get("input")], rank=slow, **paces)
     elif found.get("input"):
         values = {"share": share(speed.gain("input")), "gain": f"{speed.gain('input'):.3g}"}
         values |= {"workers": one["workers"], "cpus": one["cpus"], "ranks": speed.world}
@@ -206,7 +209,11 @@ def said_of(speed: Speed, report: Report, taken: list[str]) -> tuple[list[str], 
         add("speed_undecided", kinds=names, gains=", ".join(f"{speed.gain(k):.3g}" for k in unsure))
     if taken and not any(found.values()) and not unsure and slow is None:
         most = max(speed.gain(kind) for kind in taken)
-        add("speed_step", share=f"{100 / max(1.0, most):.0f}")
+        parts = 1 + (speed.world > 1)  # one process has nothing to communicate
+        whole = len(taken) == parts and speed.calls < 0.5
+        names = ", ".join(report.say(f"speed_name_{kind}") for kind in taken)
+        values = {"share": f"{100 / max(1.0, most):.0f}", "kinds": names}
+        add("speed_step" if whole else "speed_rest", **values)
     for name, holds in (
         ("speed_no_loader", "input" not in taken),
         ("speed_sharded", one["sharded"] and speed.world > 1),
@@ -224,15 +231,14 @@ def share(gain: float) -> str:
 
 def link(speed: Speed) -> dict:
     """What communication costs in a step, and by arithmetic what would help."""
-    one, world = speed.ranks[0], speed.world
     gain = speed.gain("communication")
     alone = speed.step / gain
     lost = speed.step - alone
-    sent = 2 * (world - 1) / world * one["bytes"]
+    sent = 2 * (speed.world - 1) / speed.world * speed.bytes
     return {
         "share": share(gain),
         "gain": f"{gain:.3g}",
-        "size": number(one["bytes"] / 1e6),
+        "size": number(speed.bytes / 1e6),
         "lost": number(1000 * lost),
         "rate": f"{sent / lost / 1e9:.2g}",
         "four": f"{4 * speed.step / (4 * alone + lost):.2g}",

@@ -30,6 +30,7 @@ from . import KINDS, PLAN, files
 WARM = 6  # steps; of the last three the time is taken
 KEPT = 4  # batches that come again
 PATIENCE = 120  # seconds that a rank waits for the plan
+NOTHING = (0, 0, 0, 0, 0.0)  # steps, samples, batches, bytes that DDP averages, seconds
 COLLECTIVES = "all_reduce broadcast reduce all_gather all_gather_into_tensor reduce_scatter_tensor"
 COLLECTIVES += " all_to_all_single all_to_all gather scatter barrier all_gather_object"
 COLLECTIVES += " broadcast_object_list gather_object scatter_object_list reduce_scatter"
@@ -42,8 +43,8 @@ class Windows:
         self.plan = None
         self.kind = KINDS[0]
         self.since = None  # when the part of a window began that is measured
-        self.part = [0, 0, 0, 0.0]  # steps, samples, batches of it, seconds
-        self.measured = [0, 0, 0, 0.0]  # of the window so far
+        self.part = list(NOTHING)
+        self.measured = NOTHING  # of the window so far
         self.rates = []  # of each optimizer that steps: one may call another one
         self.wrapped = WeakSet()  # DDP's models
         self.trained = WeakKeyDictionary()  # a loader that steps learned from -> its kept batches
@@ -90,14 +91,14 @@ class Windows:
         if self.steps < WARM:
             return
         self.pause()
-        steps, _, batches, seconds = self.measured
+        steps, _, batches, _, seconds = self.measured
         queued = [one.num_workers * (one.prefetch_factor or 0) for one in self.trained]
         each = max(1, round(batches / max(1, steps)))
         settle = max(queued, default=0) // each + 3
         notes.event("ready", seconds=seconds / max(1, steps), settle=settle, **self.facts())
         self.plan = read_plan()
         self.start = self.steps
-        self.measured = [0, 0, 0, 0.0]
+        self.measured = NOTHING
 
     def turn(self) -> None:
         """The end of a step: of what does the next one belong to?"""
@@ -108,41 +109,33 @@ class Windows:
         if place or not window:
             return
         self.pause()
-        steps, samples, batches, seconds = self.measured
-        row = {"kind": self.kind, "steps": steps, "samples": samples, "batches": batches}
-        notes.event("window", n=window - 1, seconds=seconds, collectives=self.called, **row)
-        self.measured, self.called = [0, 0, 0, 0.0], 0
+        names = ("steps", "samples", "batches", "bytes", "seconds")
+        row = {"kind": self.kind, "collectives": self.called}
+        notes.event("window", n=window - 1, **row, **dict(zip(names, self.measured, strict=True)))
+        self.measured, self.called = NOTHING, 0
         over = window == len(KINDS) * self.plan["rounds"]
-        self.set_kind(KINDS[0] if over else KINDS[window % len(KINDS)])
+        self.kind = KINDS[0] if over else KINDS[window % len(KINDS)]
         if over:
             self.plan = {}
             notes.event("over")
 
-    def set_kind(self, kind: str) -> None:
-        self.kind = kind
-        for ddp in list(self.wrapped):
-            ddp.require_backward_grad_sync = kind != "communication"
-
     def go_on(self) -> None:
         """The clock goes on, at the end of a step."""
         wait_for_device()
-        self.part, self.since = [0, 0, 0, 0.0], time.perf_counter()
+        self.part, self.since = list(NOTHING), time.perf_counter()
 
     def pause(self) -> None:
         """The clock stops: at the end of a window, or where something else than a step begins."""
         if self.since is None:
             return
         wait_for_device()
-        self.part[3] = time.perf_counter() - self.since
+        self.part[4] = time.perf_counter() - self.since
         if self.part[0]:
             self.measured = [a + b for a, b in zip(self.measured, self.part, strict=True)]
         self.since = None
 
     def facts(self) -> dict:
         """What the doctor says beside the numbers."""
-        models = list(self.wrapped)
-        weights = {id(p): p for ddp in models for p in ddp.parameters() if p.requires_grad}
-        size = sum(p.numel() * p.element_size() for p in weights.values())
         several = dist.is_available() and dist.is_initialized()
         rank, world = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
         horovod = sys.modules.get("horovod.torch")
@@ -155,8 +148,7 @@ class Windows:
             "world": world,
             "workers": max((one.num_workers for one in self.trained), default=-1),
             "cpus": len(os.sched_getaffinity(0)),
-            "ddp": len(models),
-            "bytes": size,
+            "ddp": len(self.wrapped),
             "sharded": sharded,
             "device": params[0].device.type,
         }
@@ -314,8 +306,29 @@ def watch_steps(probe: str, _: object) -> None:
     register_optimizer_step_post_hook(windows.after_step)
 
 
-def note_wrapper(_: object, ddp: object, *__: object, **___: object) -> None:
-    windows.wrapped.add(ddp)
+def follow_ddp(probe: str, kind: type) -> None:
+    name = "require_backward_grad_sync"
+
+    def read(ddp: object) -> bool:
+        return windows.kind != "communication" and ddp.__dict__[name]
+
+    def write(ddp: object, value: bool) -> None:
+        if windows.kind != "communication":  # no_sync, say, writes again what it has read
+            ddp.__dict__[name] = value
+
+    def note(_: object, ddp: object, *__: object, **___: object) -> None:
+        windows.wrapped.add(ddp)
+        weights = [p for p in ddp.module.parameters() if p.requires_grad]
+        size = sum(p.numel() * p.element_size() for p in weights)
+
+        def count(_: object) -> None:
+            windows.part[3] += size * ddp.require_backward_grad_sync
+
+        # Once in a backward pass: the largest one is hardly without a gradient.
+        max(weights, key=torch.numel).register_post_accumulate_grad_hook(count)
+
+    setattr(kind, name, property(read, write))
+    hook(probe, kind, "__init__", after=note)
 
 
 def count_collectives(probe: str, module: object) -> None:
@@ -330,7 +343,7 @@ windows = Windows()
 PROBES = (
     Probe("batch", "torch.utils.data.dataloader", attach=follow),
     Probe("step", "torch.optim", attach=watch_steps),
-    Probe("ddp", "torch.nn.parallel.DistributedDataParallel.__init__", after=note_wrapper),
+    Probe("ddp", "torch.nn.parallel.DistributedDataParallel", attach=follow_ddp),
     Probe("collectives", "torch.distributed", attach=count_collectives),
     Probe("files", "torch", attach=files.guard),
 )
