@@ -310,7 +310,8 @@ def measure(args: argparse.Namespace, command: list[str], report: Report) -> Spe
     failed = trial.ended == "ctrl-c" or (status and not trial.ended)
     speed = None if failed or not trial.ready else Speed(trial)
     if not speed or not all(map(speed.all, ("plain", *speed.taken()))):
-        fail(say("speed_short", status=status))
+        why = {"": "speed_short", "measured": "speed_untimed"}.get(trial.ended, "speed_cut")
+        fail(say(why, status=status, by=trial.ended))
     over = say("speed_stays" if trial.kept else "speed_over", files=listed(trial.kept))
     print("\ndoctor: " + over)
     lines, speed.decided = lines_of(speed, report)

@@ -140,7 +140,7 @@ class Speed:
         return kinds
 
     def json(self) -> dict:
-        facts = {key: self.ranks[0][key] for key in ("workers", "cpus", "device", "ddp")}
+        facts = {key: self.ranks[0][key] for key in ("workers", "cpus", "ddp")}
         unit = "samples" if self.by_samples else "steps"
         facts |= {"bytes": self.bytes, "a_second": self.paces}
         return {"ranks": self.world, "unit": unit, **facts}
@@ -208,7 +208,7 @@ def said_of(speed: Speed, report: Report, taken: list[str]) -> tuple[list[str], 
         names = ", ".join(report.say(f"speed_name_{kind}") for kind in unsure)
         add("speed_undecided", kinds=names, gains=", ".join(f"{speed.gain(k):.3g}" for k in unsure))
     if taken and not any(found.values()) and not unsure and slow is None:
-        most = max(speed.gain(kind) for kind in taken)
+        most = max(max(speed.all(kind)) for kind in taken) / min(speed.all("plain"))
         parts = 1 + (speed.world > 1)  # one process has nothing to communicate
         whole = len(taken) == parts and speed.calls < 0.5
         names = ", ".join(report.say(f"speed_name_{kind}") for kind in taken)

@@ -7,7 +7,6 @@ loaders is used up. Weights stay as they are: the rates are 0 while an optimizer
 """
 
 import copy
-import functools
 import json
 import os
 import sys
@@ -22,6 +21,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.data import BatchSampler
 
 from ..recorder.hooks import Probe, hook
 from ..recorder.notes import FOLDER, notes
@@ -150,7 +150,6 @@ class Windows:
             "cpus": len(os.sched_getaffinity(0)),
             "ddp": len(self.wrapped),
             "sharded": sharded,
-            "device": params[0].device.type,
         }
 
     # ---- batches ----
@@ -187,7 +186,9 @@ class Windows:
         one._doctor[1] += 1
         if torch.is_grad_enabled():
             self.gave.add(loader)
-        self.part[1] += size_of(batch)
+        sampler = loader.batch_sampler
+        whole = type(sampler) is BatchSampler and count + 1 != length(one)
+        self.part[1] += sampler.batch_size if whole else size_of(batch)
         self.part[2] += 1
         return batch
 
@@ -287,18 +288,10 @@ def read_plan() -> dict:
 
 
 def follow(probe: str, loaders: object) -> None:
-    own_next, own_iter = loaders._BaseDataLoaderIter.__next__, loaders.DataLoader.__iter__
-
-    @functools.wraps(own_next)
-    def following(one: object) -> object:
-        return windows.hand_out(own_next, one)
-
-    @functools.wraps(own_iter)
-    def beginning(loader: object) -> object:
-        return windows.begin_pass(own_iter, loader)
-
-    loaders._BaseDataLoaderIter.__next__ = following
-    loaders.DataLoader.__iter__ = beginning
+    iterator, loader = loaders._BaseDataLoaderIter, loaders.DataLoader
+    own_next, own_iter = iterator.__next__, loader.__iter__
+    iterator.__next__ = lambda one: windows.hand_out(own_next, one)
+    loader.__iter__ = lambda one: windows.begin_pass(own_iter, one)
 
 
 def watch_steps(probe: str, _: object) -> None:

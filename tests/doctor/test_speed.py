@@ -14,7 +14,7 @@ import pytest
 import torch
 from crew import Crew
 from examined import OLDEST
-from harness import ROOT, run
+from harness import ROOT, Result, run
 from tiers import table
 
 from doctor.recorder.notes import FOLDER, WHOLE
@@ -110,6 +110,12 @@ IN_PLACE = (
     "        loss = nn.",
     "        assert inputs.abs().max() < 100\n        inputs.mul_(1000)\n        loss = nn.",
 )
+LISTS = (  # as of a detection: images of unlike sizes are no tensor
+    "num_workers=0)",
+    "collate_fn=lambda rows: tuple(zip(*rows)))",
+    "        loss = nn.",
+    "        inputs, targets = torch.stack(inputs), torch.tensor(targets)\n        loss = nn.",
+)
 SHORT = ("range(1)", "range(7)", "return 2080", "return 320")
 WORKERS = ("num_workers=0", "num_workers=1, persistent_workers=True")
 STATIC = ("DistributedDataParallel(model)", "DistributedDataParallel(model, static_graph=True)")
@@ -139,6 +145,7 @@ SAID = {
     "a stream": ({"SLOW_ITEM": SLEEP}, STREAM, ["input_costs"]),
     "two optimizers": ({"SLOW_ITEM": SLEEP}, TWO, ["input_costs"]),
     "batches that are changed": ({"SLOW_ITEM": SLEEP}, IN_PLACE, ["input_costs"]),
+    "batches that are lists": ({"SLOW_ITEM": SLEEP}, LISTS, ["input_costs"]),
     "short epochs": ({"SLOW_ITEM": SLEEP}, SHORT, ["input_costs"]),
     "workers that stay": ({"SLOW_ITEM": SLEEP}, WORKERS + SHORT, ["input_costs"]),
     "a static graph": ({"SLOW_LINK": LINK}, STATIC, ["communication_waits"]),
@@ -224,6 +231,9 @@ def test_what_is_said(kind: str, crew: Crew, tmp_path: Path) -> None:
     speed = speed_of(crew, changed(kind), tmp_path)
     passes = 2 if kind == "accumulation" else 1  # without no_sync
     assert speed.bytes == passes * 172 * 4
+    batches = 2 if "accumulation" in kind else 1
+    samples = 1 if kind == "no loader" else 8 * batches
+    assert speed.own(0, "plain") * speed.step == pytest.approx(samples, rel=0.1)
     for language in LANGUAGES:
         report = Report(language)
         lines, _ = lines_of(speed, report)
@@ -295,6 +305,26 @@ def test_twice_as_fast(crew: Crew, tmp_path: Path) -> None:
     assert 1.5 < float(re.search(r"are ([\d.]+) times", said)[1]) < 2.5, said
 
 
+def command(folder: Path, *options: str) -> Result:
+    """A real launch of train.py."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    words = [ROOT / "doctor", "--lang", "en", "--speed", *options, *launch, "train.py"]
+    return run([sys.executable, *words], folder)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    ("options", "length", "said"),
+    [((), 16, "an epoch must have three"), (("--seconds", "20"), 160, "it was ended (seconds)")],
+)
+def test_no_numbers(options: tuple, length: int, said: str, tmp_path: Path) -> None:
+    text = changed("a slow step").replace("0.06", "0" if length == 16 else "1")
+    text = text.replace("return 2080", f"return {length}").replace("range(1)", "range(9999)")
+    (tmp_path / "train.py").write_text(text)
+    result = command(tmp_path, *options)
+    assert result.returncode == 2 and said in result.output, result.output
+
+
 @pytest.mark.proof
 def test_a_command(tmp_path: Path) -> None:
     """A real launch: a file that was there stays, the job is ended, the numbers are in the file."""
@@ -306,25 +336,7 @@ def test_a_command(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(text)
     (tmp_path / "old.pt").write_text("a year of training")
     os.utime(tmp_path / "old.pt", (1, 1))
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    ]
-    words = [
-        ROOT / "doctor",
-        "--lang",
-        "en",
-        "--speed",
-        "--json",
-        "speed.json",
-        *launch,
-        "train.py",
-    ]
-    result = run([sys.executable, *words], tmp_path)
+    result = command(tmp_path, "--json", "speed.json")
     assert result.returncode == 0, result.output
     assert "the step itself" in result.output and "old.pt" in result.output
     assert (tmp_path / "old.pt").read_text() == "a year of training"
