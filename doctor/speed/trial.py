@@ -86,6 +86,7 @@ class Speed:
     def __init__(self, trial: Trial) -> None:
         self.ranks = [trial.ready[rank] for rank in sorted(trial.ready)]
         self.world = len(self.ranks)
+        self.cpus = len({cpu for rank in self.ranks for cpu in rank["cpus"]})  # of all ranks
         rows = [trial.windows[rank] for rank in sorted(trial.ready)]
         whole = min(map(len, rows), default=0)
         rows = [[row for row in own[:whole] if row["seconds"] > 0] for own in rows]
@@ -140,10 +141,9 @@ class Speed:
         return kinds
 
     def json(self) -> dict:
-        facts = {key: self.ranks[0][key] for key in ("workers", "cpus", "ddp")}
-        unit = "samples" if self.by_samples else "steps"
-        facts |= {"bytes": self.bytes, "a_second": self.paces}
-        return {"ranks": self.world, "unit": unit, **facts}
+        facts = {key: self.ranks[0][key] for key in ("workers", "ddp")}
+        facts |= {"cpus": self.cpus, "bytes": self.bytes, "a_second": self.paces}
+        return {"ranks": self.world, "unit": "samples" if self.by_samples else "steps", **facts}
 
     def waits_for(self) -> int | None:
         """The rank that is slower than others, and alone no faster than all together."""
@@ -197,7 +197,7 @@ def said_of(speed: Speed, report: Report, taken: list[str]) -> tuple[list[str], 
         add(names[found.get("input")], rank=slow, **paces)
     elif found.get("input"):
         values = {"share": share(speed.gain("input")), "gain": f"{speed.gain('input'):.3g}"}
-        values |= {"workers": one["workers"], "cpus": one["cpus"], "ranks": speed.world}
+        values |= {"workers": one["workers"], "cpus": speed.cpus, "ranks": speed.world}
         add("speed_input_costs", **values)
     if found.get("communication"):
         values = link(speed)

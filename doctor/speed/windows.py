@@ -147,7 +147,7 @@ class Windows:
             "rank": rank,
             "world": world,
             "workers": max((one.num_workers for one in self.trained), default=-1),
-            "cpus": len(os.sched_getaffinity(0)),
+            "cpus": list(os.sched_getaffinity(0)),
             "ddp": len(self.wrapped),
             "sharded": sharded,
         }
