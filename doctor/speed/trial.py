@@ -109,8 +109,10 @@ class Speed:
 
     def all(self, kind: str) -> list[float]:
         """Of all ranks together in each round, as if all went at the pace of the slowest: that is
-        how they go as soon as they average."""
-        return [self.world * min(each) for each in zip(*self.paces[kind], strict=True)]
+        how they go as soon as they average. Where DDP does, a slower one has waited in a step, for
+        an evaluation of another rank, say, whose clock stood still."""
+        pace = max if self.ranks[0]["ddp"] and kind != "communication" else min
+        return [self.world * pace(each) for each in zip(*self.paces[kind], strict=True)]
 
     def own(self, rank: int, kind: str) -> float:
         return median(self.paces[kind][rank])
@@ -153,7 +155,7 @@ class Speed:
         order = sorted(range(self.world), key=lambda rank: median(paces[rank]))
         slow, fast = order[0], order[-1]
         apart = len(paces[slow]) > 1 and min(paces[fast]) > QUIET * max(paces[slow])
-        held = self.own(slow, "communication") < 1.2 * self.own(slow, "plain")
+        held = min(paces[slow], default=0) < 1.2 * max(self.paces["plain"][slow], default=0)
         return slow if apart and held else None
 
 

@@ -127,6 +127,12 @@ EVALUATES = (
     "        val = [ddp_model(inputs) for inputs, _ in DataLoader(Points(), 500)]\n"
     "    assert len(val) == 5\n",
 )
+FIRST_EVALUATES = (  # every few steps, while the other ranks wait
+    *ACCUMULATION[:2],
+    "        SLOW_STEP\n",
+    "        SLOW_STEP\n        if rank == 0 and number % 4 == 0:\n"
+    "            [time.sleep(0.15) for _ in DataLoader(Points(), 1040)]\n",
+)
 NO_LOADER = ("in loader:", "in [(torch.randn(8, 16), torch.arange(8) % 4)] * 130:")
 # Of each: what SLOW_ITEM, SLOW_STEP and WIDTH are, other changes, and what is said.
 SAID = {
@@ -152,6 +158,7 @@ SAID = {
     "a compiled model": ({"SLOW_STEP": "time.sleep(0.06)"}, COMPILED, ["step"]),
     "a collective of its own": ({"SLOW_STEP": "time.sleep(0.06)"}, OWN_CALL, ["rest", "own_calls"]),
     "an evaluation": ({"SLOW_STEP": "time.sleep(0.06)"}, EVALUATES, ["step"]),
+    "an evaluation on one rank": ({"SLOW_STEP": "time.sleep(0.06)"}, FIRST_EVALUATES, ["step"]),
     "no loader": ({"SLOW_STEP": "time.sleep(0.06)"}, NO_LOADER, ["rest", "no_loader"]),
 }  # fmt: skip
 CLAIMS = ["waits", "waits_input", "input_costs", "communication_costs", "communication_waits"]
