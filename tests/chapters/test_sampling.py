@@ -113,7 +113,8 @@ def forks_of(chapter: str, argv: list[str]) -> list[bool]:
 def test_workers_start_early(crew: Crew, tmp_path: Path) -> None:
     """A worker of each loader on each rank, before the process group, whose threads may hold locks;
     none later, though both loaders are used again in each epoch."""
-    argv = [*ARGV, "--epochs", "3", "--image-size", "8", "--output-dir", str(tmp_path)]
+    argv = [*ARGV, "--synthetic", "24", "--epochs", "3", "--image-size", "8"]
+    argv += ["--output-dir", str(tmp_path)]
     assert crew.run(forks_of, HUB, argv, world_size=2) == [[False, False]] * 2
 
 

@@ -504,7 +504,7 @@ def test_launchers(chapter: str, tmp_path: Path) -> None:
     """With loader workers. (torchrun and mp.spawn have tests above.)"""
     if chapter == SLURM:
         skip_without_slurm()
-    launched(chapter, FLAGS, tmp_path)
+    launched(chapter, [*FLAGS, "--synthetic", "24"], tmp_path)
 
 
 @pytest.mark.proof

@@ -80,10 +80,11 @@ SPAWNED = """
 import multiprocessing
 import os
 import signal
-import torch
 
 
 def train():
+    import torch  # not in the parent: it only waits
+
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for images in torch.utils.data.DataLoader(torch.ones(5, 2)):

@@ -257,11 +257,12 @@ def test_second_start(crew: Crew, tmp_path: Path, fault_table: FaultTable) -> No
 
 def importing(process: subprocess.Popen) -> bool:
     """Whether 03's parent has started both ranks."""
-    children = 0
-    for pid in alive(process):
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ranks = 0
+    for pid in children:
         with contextlib.suppress(OSError):
-            children += b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return children == 2
+            ranks += b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return ranks == 2
 
 
 def test_parent_ends_too_early(tmp_path: Path, fault_table: FaultTable) -> None:
