@@ -330,15 +330,21 @@ TYPES = (
 )  # fmt: skip
 
 
+def one_process(script: str) -> str:
+    """The line that starts it as torchrun would, without a torchrun, which imports torch, too."""
+    variables = [f"{name}={value}" for name, value in torchrun_environments(1)[0].items()]
+    return shlex.join(["env", *variables, sys.executable, script])
+
+
 def test_command(tmp_path: Path) -> None:
     """The first difference stands in --json; in float64 nothing but the mistake is in it. (A page
     has a command that finds no difference, which test_site_commands.py runs.)"""
     words = against.KINDS["loss times the number of ranks"][0]
     text = faults.changed(faults.changed(against.BASE, (*MIXED, *TYPES)), words)
     (tmp_path / "script.py").write_text(text)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    one, two = ([*torchrun, number, "script.py"] for number in "12")
-    options = ["--without", "all", "--json", "found.json", "--against", shlex.join(one)]
+    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    two.append("script.py")
+    options = ["--without", "all", "--json", "found.json", "--against", one_process("script.py")]
     result = run_short([sys.executable, ROOT / "doctor", *options, *two], tmp_path)
     assert result.returncode == 1, result.output
     first = json.loads((tmp_path / "found.json").read_text())["against"]["first_difference"]
@@ -392,9 +398,7 @@ def test_rounding_that_cannot_be_taken_out(tmp_path: Path) -> None:
     """One line says which part to leave out."""
     words = ("ddp(points)", "ddp(points) @ torch.eye(4, dtype=torch.float32)")
     (tmp_path / "script.py").write_text(faults.changed(against.BASE, words))
-    one = f"env {' '.join(f'{k}={v}' for k, v in torchrun_environments(1)[0].items())} "
-    one += shlex.join([sys.executable, "script.py"])
-    options = ["--without", "all", "--against", one]
+    options = ["--without", "all", "--against", one_process("script.py")]
     result = run([sys.executable, ROOT / "doctor", *options, "true"], tmp_path)
     assert result.returncode == 2, result.output
     assert "type --without shuffling,batchnorm,dropout,draws\n" in result.stdout, result.output

@@ -337,6 +337,7 @@ TOOL = [sys.executable, ROOT / "doctor"]
 TORCHRUN = [
     sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
 ]  # fmt: skip
+ONE_RANK = [*TORCHRUN[:-1], "1"]  # where the job's other ranks would show no more
 
 
 def test_bad_use(tmp_path: Path) -> None:
@@ -392,7 +393,7 @@ def endless(folder: Path) -> Path:
 def test_ctrl_c(tmp_path: Path) -> None:
     """No process is left behind (run and finish look for them), there is a verdict, and nothing
     looks like an error of the program."""
-    process = start([*TOOL, *TORCHRUN, endless(tmp_path)], tmp_path)
+    process = start([*TOOL, *ONE_RANK, endless(tmp_path)], tmp_path)
     deadline = time.monotonic() + PATIENCE
     while not (tmp_path / "checkpoint.pt").exists():
         assert process.poll() is None and time.monotonic() < deadline
@@ -422,20 +423,27 @@ def train(rank):
 if __name__ == "__main__":
     torch.multiprocessing.spawn(train, nprocs=1)
 """
+ABORTS = {
+    "images[rank + 1]": "__import__('os').abort()",
+    "torch.multiprocessing.spawn(train, nprocs=1)": "train(0)",
+}
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("words", "said"),
     [
-        ("images[rank + 1]", "rank 0 ended by IndexError('index 1 is out of bounds"),
-        ("__import__('os').abort()", "collective_order (a process ended without an error"),
+        ({}, "rank 0 ended by IndexError('index 1 is out of bounds"),
+        (ABORTS, "collective_order (a process ended without an error"),
     ],
     ids=["error", "abort"],
 )
-def test_an_error_of_the_script(end: str, said: str, tmp_path: Path) -> None:
+def test_an_error_of_the_script(words: dict, said: str, tmp_path: Path) -> None:
     """It is told with its own words also by mp.spawn, whose children exit with 1. Where there are
     none, as when gloo aborts a process over unequal collectives, these are not "checked"."""
-    (tmp_path / "script.py").write_text(SPAWNED.replace("images[rank + 1]", end))
+    text = SPAWNED
+    for old, new in words.items():
+        text = text.replace(old, new)
+    (tmp_path / "script.py").write_text(text)
     result = run([*TOOL, "--lang", "en", sys.executable, "script.py"], tmp_path)
     assert said in result.stdout, result.output
     assert "Nothing found until the script failed." in result.stdout, result.output
@@ -598,7 +606,7 @@ def test_installed(tmp_path: Path) -> None:
     installed = list(tmp_path.glob("room/lib/*/site-packages/*.dist-info"))
     assert len(installed) == 1, "it needs no package"
     env = {"PATH": f"{tmp_path / 'room/bin'}:{os.environ['PATH']}"}
-    result = run_short(["ddp-doctor", "--lang", "en", *TORCHRUN, faults.RIGHT], tmp_path, env=env)
+    result = run_short(["ddp-doctor", "--lang", "en", *ONE_RANK, faults.RIGHT], tmp_path, env=env)
     assert result.returncode == 0 and "\nNothing found.\n" in result.stdout, result.output
     result = run(["ddp-doctor", "--help"], tmp_path, env=env)
     assert result.stdout.startswith("usage: ddp-doctor [options]"), result.output
