@@ -121,6 +121,15 @@ def compares() -> bool:
     return AGAINST in os.environ
 
 
+def place() -> tuple[int, int]:
+    """Rank, and how many there are."""
+    horovod, dist = map(sys.modules.get, ("horovod.torch", "torch.distributed"))
+    if horovod and horovod.is_initialized():
+        return horovod.rank(), horovod.size()
+    several = dist and dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+
+
 def is_library(name: str) -> bool:
     """Whether a file of Python code is not the user's own."""
     if name.startswith(("<", STANDARD, HERE)):

@@ -90,9 +90,9 @@ class Speed:
         rows = [trial.windows[rank] for rank in sorted(trial.ready)]
         whole = min(map(len, rows), default=0)
         rows = [[row for row in own[:whole] if row["seconds"] > 0] for own in rows]
-        self.by_samples = all(row["samples"] for own in rows for row in own) and bool(whole)
-        unit = "samples" if self.by_samples else "steps"
-        self.paces = {kind: self.of(rows, kind, unit) for kind in KINDS}
+        known = whole and all(row["samples"] for own in rows for row in own)
+        self.unit = "samples" if known else "steps"
+        self.paces = {kind: self.of(rows, kind) for kind in KINDS}
         plain = [row for row in rows[0] if row["kind"] == "plain"]
         self.step = median([row["seconds"] / row["steps"] for row in plain] or [0.0])  # seconds
         self.bytes = median([row["bytes"] / row["steps"] for row in plain] or [0.0])
@@ -101,9 +101,11 @@ class Speed:
              if row["kind"] == "communication"), default=0,
         )  # fmt: skip
 
-    def of(self, rows: list, kind: str, unit: str) -> list[list[float]]:
+    def of(self, rows: list, kind: str) -> list[list[float]]:
         """Paces of each rank, a number for each round."""
-        paces = [[row[unit] / row["seconds"] for row in own if row["kind"] == kind] for own in rows]
+        paces = [
+            [row[self.unit] / row["seconds"] for row in own if row["kind"] == kind] for own in rows
+        ]
         least = min(map(len, paces), default=0)
         return [own[:least] for own in paces]
 
@@ -145,7 +147,7 @@ class Speed:
     def json(self) -> dict:
         facts = {key: self.ranks[0][key] for key in ("workers", "ddp")}
         facts |= {"cpus": self.cpus, "bytes": self.bytes, "a_second": self.paces}
-        return {"ranks": self.world, "unit": "samples" if self.by_samples else "steps", **facts}
+        return {"ranks": self.world, "unit": self.unit, **facts}
 
     def waits_for(self) -> int | None:
         """The rank that is slower than others, and alone no faster than all together."""
@@ -166,7 +168,7 @@ def number(value: float) -> str:
 def lines_of(speed: Speed, report: Report) -> tuple[list[str], bool]:
     """The table and the sentences; and whether all of them could be decided."""
     say = report.say
-    unit = report.say("speed_name_samples" if speed.by_samples else "speed_name_steps")
+    unit = say(f"speed_name_{speed.unit}")
     lines = [say("speed_head", unit=unit, rounds=len(speed.all("plain")))]
     taken = speed.taken()
     for kind in ("plain", *taken):
@@ -198,7 +200,8 @@ def said_of(speed: Speed, report: Report, taken: list[str]) -> tuple[list[str], 
         names = {True: "speed_waits_input", False: "speed_waits", None: "speed_waits_somehow"}
         add(names[found.get("input")], rank=slow, **paces)
     elif found.get("input"):
-        values = {"share": share(speed.gain("input")), "gain": f"{speed.gain('input'):.3g}"}
+        gain = speed.gain("input")
+        values = {"share": f"{100 - 100 / gain:.0f}", "gain": f"{gain:.3g}"}
         values |= {"workers": one["workers"], "cpus": speed.cpus, "ranks": speed.world}
         add("speed_input_costs", **values)
     if found.get("communication"):
@@ -227,10 +230,6 @@ def said_of(speed: Speed, report: Report, taken: list[str]) -> tuple[list[str], 
     return lines, not unsure or slow is not None
 
 
-def share(gain: float) -> str:
-    return f"{100 * (1 - 1 / gain):.0f}"
-
-
 def link(speed: Speed) -> dict:
     """What communication costs in a step, and by arithmetic what would help."""
     gain = speed.gain("communication")
@@ -238,7 +237,7 @@ def link(speed: Speed) -> dict:
     lost = speed.step - alone
     sent = 2 * (speed.world - 1) / speed.world * speed.bytes
     return {
-        "share": share(gain),
+        "share": f"{100 - 100 / gain:.0f}",
         "gain": f"{gain:.3g}",
         "size": number(speed.bytes / 1e6),
         "lost": number(1000 * lost),
@@ -250,7 +249,7 @@ def link(speed: Speed) -> dict:
 
 def compared(one: Speed, two: Speed, report: Report) -> str:
     """The second launch with the first."""
-    if not (one.by_samples and two.by_samples):
+    if "steps" in (one.unit, two.unit):
         return report.say("speed_no_samples")
     a, b = one.all("plain"), two.all("plain")
     values = {"times": f"{median(b) / median(a):.3g}", "ranks": two.world, "alone": one.world}

@@ -9,14 +9,12 @@ loaders is used up. Weights stay as they are: the rates are 0 while an optimizer
 import copy
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-import torch.distributed as dist
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -24,7 +22,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import BatchSampler
 
 from ..recorder.hooks import Probe, hook
-from ..recorder.notes import FOLDER, notes
+from ..recorder.notes import FOLDER, notes, place
 from . import KINDS, PLAN, files
 
 WARM = 6  # steps; of the last three the time is taken
@@ -136,11 +134,7 @@ class Windows:
 
     def facts(self) -> dict:
         """What the doctor says beside the numbers."""
-        several = dist.is_available() and dist.is_initialized()
-        rank, world = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
-        horovod = sys.modules.get("horovod.torch")
-        if horovod and horovod.is_initialized():
-            rank, world = horovod.rank(), horovod.size()
+        rank, world = place()
         params = [p for group in self.main.param_groups for p in group["params"]]
         sharded = any(hasattr(p, "device_mesh") or "Flat" in type(p).__name__ for p in params)
         return {

@@ -22,14 +22,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 from ..recorder.collectives import TORCH, tensors_in
 from ..recorder.data import data
 from ..recorder.figures import capturing
 from ..recorder.hooks import hook
-from ..recorder.notes import HERE, compares, notes
+from ..recorder.notes import HERE, compares, notes, place
 from ..recorder.randomness import plain, state_of
 from ..recorder.training import training
 from . import first, without
@@ -310,14 +309,6 @@ def is_ours(seed: int) -> bool:
 @functools.cache
 def may_draw(name: str) -> bool:
     return bool(re.search(MAY_DRAW, name))
-
-
-def place() -> tuple[int, int]:
-    horovod = sys.modules.get("horovod.torch")
-    if horovod and horovod.is_initialized():
-        return horovod.rank(), horovod.size()
-    several = dist.is_available() and dist.is_initialized()
-    return (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
 
 
 def caller() -> list | None:

@@ -15,9 +15,8 @@ import torch
 
 from ..recorder.contents import fingerprint, length_of, root_of
 from ..recorder.data import chain, data, draws
-from ..recorder.notes import notes
+from ..recorder.notes import notes, place
 from . import first, without
-from .draws import place
 
 # What samplers call their share: torch's and those like it, accelerate's.
 NAMES = (("rank", "num_replicas"), ("process_index", "num_processes"), ("rank", "world_size"))
