@@ -93,7 +93,9 @@ def test_every_page_has_its_markdown(site: Path, language: str) -> None:
         text = path.read_text()
         source = (DOCS / language / f"{name}.md").read_text()
         assert [b[1:] for b in FENCED.findall(text)] == [b[1:] for b in FENCED.findall(source)]
-        links = re.findall(r"\]\(([^)\s]*)\)", FENCED.sub("", text))
+        prose = FENCED.sub("", text)
+        assert not re.search("<!--|<div|<picture", prose), path
+        links = re.findall(r"\]\(([^)\s]*)\)", prose)
         assert [target for target in links if leads_nowhere(path, target)] == [], path
 
         html = folder / address / "index.html"
