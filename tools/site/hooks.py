@@ -139,7 +139,7 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     target = Path(config.site_dir, beside)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(plain(page.markdown, partial(lead, page, config)), "utf-8")
-    for kind, place in (("alternate", beside), ("describedby", f"{beside[: -len(name)]}llms.txt")):
+    for kind, place in (("alternate ", beside), ("describedby", f"{beside[: -len(name)]}llms.txt")):
         link = f'<link rel="{kind}" type="text/markdown" href="{root}{place}">'
         output = output.replace("</head>", f"{link}\n</head>", 1)
     output = re.sub(r'href="/((?:en/)?)" hreflang', rf'href="{root}\1" hreflang', output)
