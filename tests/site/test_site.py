@@ -101,7 +101,7 @@ def test_every_page_has_its_markdown(site: Path, language: str) -> None:
         html = folder / address / "index.html"
         form = r'<link rel="(\w+)" type="text/markdown" href="(.+?)">'
         named = {kind: html.parent / link for kind, link in re.findall(form, html.read_text())}
-        assert named["alternate"].resolve() == path.resolve()
+        assert named["alternate "].resolve() == path.resolve()
         assert named["describedby"].samefile(folder / "llms.txt")
 
     shown = (folder / "chapters/02_distributed.md").read_text()
