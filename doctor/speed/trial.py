@@ -15,7 +15,7 @@ ROUNDS = 3
 LEAST, MOST = 5, 300  # steps of a window
 PATIENCE = 100  # seconds that the other ranks may be late
 CLEAR = 1.25  # times as fast without it: what brings less is not named
-QUIET = 1.3  # and where windows of one kind differ by more, nothing is ruled out
+APART = 1.3  # times as fast alone as the slowest: a rank that waits for it
 SLOWEST = 0.05  # GB a second: what takes longer is no link
 
 
@@ -134,7 +134,7 @@ class Speed:
             return None
         if min(without) > max(with_it) and gain >= max(CLEAR, min(spread, 3)):
             return True
-        return False if gain < CLEAR and spread < QUIET else None
+        return False if max(without) < CLEAR * min(with_it) else None
 
     def taken(self) -> list[str]:
         """What could be taken out."""
@@ -156,7 +156,7 @@ class Speed:
         paces = self.paces["communication"]
         order = sorted(range(self.world), key=lambda rank: median(paces[rank]))
         slow, fast = order[0], order[-1]
-        apart = len(paces[slow]) > 1 and min(paces[fast]) > QUIET * max(paces[slow])
+        apart = len(paces[slow]) > 1 and min(paces[fast]) > APART * max(paces[slow])
         held = min(paces[slow], default=0) < 1.2 * max(self.paces["plain"][slow], default=0)
         return slow if apart and held else None
 

@@ -252,6 +252,8 @@ def test_what_is_said(kind: str, crew: Crew, tmp_path: Path) -> None:
         wanted = SAID[kind][2]
         if any(line.startswith(report.say("against_undecided")) for line in lines):
             wanted = [name for name in wanted if name not in ("step", "rest")]  # on a busy machine
+        if wanted == ["waits"] and speed.clear("input") is None:  # there, too
+            wanted = ["waits_somehow"]
         assert said == wanted
 
 
