@@ -297,7 +297,7 @@ def follow_ddp(probe: str, kind: type) -> None:
     name = "require_backward_grad_sync"
 
     def read(ddp: object) -> bool:
-        return windows.kind != "communication" and ddp.__dict__[name]
+        return windows.kind != "communication" and ddp.__dict__.get(name, True)
 
     def write(ddp: object, value: bool) -> None:
         if windows.kind != "communication":  # no_sync, say, writes again what it has read

@@ -1055,8 +1055,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{SPEED}[accumulation-with-no_sync]": [
         ("windows without communication", 1,
-         'return windows.kind != "communication" and ddp.__dict__[name]',
-         "return ddp.__dict__[name]"),
+         'windows.kind != "communication" and ddp.__dict__', "ddp.__dict__"),
         ("what no_sync puts back", 1,
          'if windows.kind != "communication":  # no_sync, say', "if True:  # no_sync, say"),
         ("bytes that are really averaged", 1, "+= size * ddp.require", "+= size or ddp.require"),
