@@ -23,6 +23,7 @@ PRELOAD = [
     "torch", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp",
     "torch.distributed.elastic.multiprocessing.errors", "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel", "torchvision.transforms.v2", "tqdm",
+    "pytest",  # which the modules of tests import, with their functions that run there
 ]  # fmt: skip
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(PRELOAD)
