@@ -34,6 +34,7 @@ for epoch in range(50):
         optimizer.step()
 torch.save({"module." + name: value for name, value in model.state_dict().items()}, "model.pt")
 """
+SHORT = SCRIPT.replace("range(50)", "range(2)")
 ALONE = [sys.executable, "script.py"]
 
 
@@ -118,7 +119,7 @@ def test_the_last_word(end: str, status: int, said: str, tmp_path: Path) -> None
 
 def test_a_verdict_that_cannot_be_written(tmp_path: Path) -> None:
     """A folder is refused before the run; a disk that is full at its end costs the file alone."""
-    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "script.py").write_text(SHORT)
     result = run([*TOOL, "--json", tmp_path, *ALONE], tmp_path)
     assert result.returncode == 2 and "running" not in result.stdout, result.output
     assert f"--json {tmp_path}: no file can be written there" in result.stderr, result.output
@@ -130,7 +131,7 @@ def test_a_verdict_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_output_in_ascii(tmp_path: Path) -> None:
     """Words that do not fit are escaped: no verdict is lost."""
-    (tmp_path / "script.py").write_text(SCRIPT + "raise ValueError('\\udcff 图')\n")
+    (tmp_path / "script.py").write_text(SHORT + "raise ValueError('\\udcff 图')\n")
     words = [*TOOL, "--lang", "zh", "--json", "verdict.json", *ALONE]
     result = run(words, tmp_path, env={"PYTHONIOENCODING": "ascii"})
     assert result.returncode == 2 and "NOTE  wrapped_keys" in result.stdout, result.output
