@@ -587,7 +587,8 @@ def test_real_refusal_is_the_last_word(chapter: str, tmp_path: Path) -> None:
     argv = ["--synthetic", "8", "--image-size", "8", "--batch-size", "8", "--output-dir", "out"]
     (tmp_path / "out").mkdir()
     (tmp_path / "out/metrics.jsonl").write_text("{}\n")
-    result = launch(chapter, argv, tmp_path, 2, env=NO_GPU)
+    # A report of torchrun names one rank, however many have failed.
+    result = launch(chapter, argv, tmp_path, 1 if chapter == HUB else 2, env=NO_GPU)
     assert result.returncode not in (0, -9), result.output
     found = re.search(LAST[chapter], result.stderr)
     assert found, result.output
