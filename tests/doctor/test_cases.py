@@ -9,6 +9,7 @@ from cases import DOCTOR, TORCHRUN
 from crew import Crew
 from examined import OLDEST, assert_all_ran, examined, shown
 from harness import ROOT, run
+from tiers import but
 
 from doctor.command import NAMES
 from doctor.report import LANGUAGES, Finding, Report
@@ -19,8 +20,14 @@ COMPARED = json.loads(COMPARISON.read_text())["cases"]  # the rows of "Who notic
 MISSED = [name for name, case in KNOWN.items() if case.finding == "nothing"]
 SLOW = ["automodel_skip", "prime_rl_validation", "pytorch_rank0_validation"]
 LAUNCHED = ["mmseg_scandir"]  # warm processes have one order of sets
-SLOW += LAUNCHED
-RUNS = [pytest.param(name, marks=pytest.mark.proof if name in SLOW else ()) for name in KNOWN]
+# Others of the same finding run in `make test`.
+ALIKE = {
+    "accelerate_twice", "nanovlm_workers", "longlive_sampler", "funasr_no_sync", "kohya_unwrapped",
+    "pytorch_moved", "trl_unwrapped", "libreyolo_predictions", "scrl_checkpoint",
+    "torchsig_workers", "transformers_seed", "vector_quantize_mean", "rl_games_statistics",
+    "prime_rl_tokens", "transformers_schedule", "stylegan2_order", "astropt_stream",
+}  # fmt: skip
+RUNS = but(KNOWN, {*SLOW, *LAUNCHED, *ALIKE})
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import torch
 from crew import Crew
 from examined import assert_all_ran, examined_text
 from test_against import compared
+from tiers import but
 from torch import nn
 
 from doctor.against.inputs import common
@@ -165,7 +166,13 @@ def test_one_run(kind: str, crew: Crew, tmp_path: Path) -> None:
             assert why == (report.say(wanted) if wanted != "checked" else None)
 
 
-@pytest.mark.parametrize("kind", TWO_RUNS, ids=lambda kind: kind.replace(" ", "-"))
+ALIKE = {
+    "padded to the longest", "batches drawn for samples", "shares of another batch, without draws",
+    "parts of a full batch", "dropout, and the share of rank 0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", but(TWO_RUNS, ALIKE), ids=lambda kind: kind.replace(" ", "-"))
 def test_two_runs(kind: str, crew: Crew, tmp_path: Path) -> None:
     words, without, name = TWO_RUNS[kind]
     text = faults.changed(BASE, words)

@@ -16,3 +16,11 @@ def table(cases: Iterable, core: Collection) -> list:
     missing = [case for case in core if case not in known]
     assert not missing, f"no such rows: {missing}"
     return rows
+
+
+def but(cases: Iterable, proof: Collection) -> list:
+    """The same where fewer rows are in proof, for `make proof`, than are not."""
+    known = list(cases)
+    missing = [case for case in proof if case not in known]
+    assert not missing, f"no such rows: {missing}"
+    return table(known, [case for case in known if case not in proof])
