@@ -282,12 +282,14 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize(
+    ("size", "wrong"),
+    [(2, False), (2, True), (3, False), pytest.param(3, True, marks=pytest.mark.proof)],
+)
 def test_without_a_loader(size: int, wrong: bool, crew: Crew, tmp_path: Path) -> None:
     """Weights after the last step; between backward passes of an accumulation, too."""
     for parts, without in (("1", "draws"), ("4 // world_size", "draws"), ("1", "")):
-        if size == 3 and len(parts) > 1:
+        if size == 3 and len(parts) > 1 or wrong and not without:
             continue
         text = WITHOUT_LOADER.replace("PARTS = 1", f"PARTS = {parts}")
         text = text.replace("FACTOR", str(wrong))
@@ -351,7 +353,7 @@ OWN_STREAM = (
     against.LOSS, against.LOSS + "        total += words.sum().item()\n",
     "print(f\"epoch", "print(f\"drawn {total!r}\")\n        print(f\"epoch",
     "for epoch in range(4):\n",
-    "random.seed(rank)\nnumpy.random.seed(rank)\nfor epoch in range(4):\n",
+    "random.seed(rank)\nnumpy.random.seed(rank)\nfor epoch in range(2):\n",
 )  # fmt: skip
 
 
@@ -369,5 +371,5 @@ def test_data_sets_draw_as_ever(workers: str, crew: Crew, tmp_path: Path) -> Non
         found = compared(crew, text, folder, (1, 1), without)["en"]
         printed.append([e["text"] for e in found.two.first.events["printed"]])
         weights.append(found.two.first.figures["weights"])
-    assert len({line for line in printed[0] if line.startswith("drawn")}) == 4
+    assert len({line for line in printed[0] if line.startswith("drawn")}) == 2
     assert printed[0] == printed[1] and weights[0] == weights[1]

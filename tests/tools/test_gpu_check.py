@@ -12,10 +12,9 @@ from pathlib import Path
 import gpu_check
 import pytest
 from harness import ROOT, SESSION, finish, kill_all, marked, run, start
+from warm import run_warm
 
 TOOL = ROOT / "tools/gpu_check.py"
-# The kit with one of its parts.
-ONE = "import sys, gpu_check as g; n = sys.argv.pop(1); g.PARTS = {n: g.PARTS[n]}; g.main()"
 
 
 def results(out: Path) -> dict[str, dict]:
@@ -111,11 +110,22 @@ def test_planted_fault(tmp_path: Path) -> None:
     main = tmp_path / "02_distributed/main.py"
     assert main.read_text().count(wrapped) == 1
     main.write_text(main.read_text().replace(wrapped, "raw_model"))
-    words = ["exactness", "--device", "cpu", "--out", tmp_path / "out"]
-    result = run([sys.executable, "-c", ONE, *words], tmp_path / "tools")
-    assert result.returncode == 1, result.output
-    found = results(tmp_path / "out")["exactness"]
-    assert found["status"] == "FAILED" and "must be less than 1e-10" in found["text"], found
+    (tmp_path / "out").mkdir()
+    kit = gpu_check.Kit("cpu", tmp_path / "out")
+    places = [str(tmp_path / "tools"), str(tmp_path / "tools/benchmark")]
+    start = f"import runpy, sys\nsys.path[:0] = {places}\n"  # before those of this session
+    start += "runpy.run_path(sys.argv.pop(1), run_name='__main__')\n"
+    (tmp_path / "start.py").write_text(start)
+
+    def in_warm_processes(words: list, quiet: float) -> None:
+        at = words.index(gpu_check.PROBE[0])
+        probe = tmp_path / "tools/gpu_check.py"
+        codes, _, errors = run_warm([tmp_path / "start.py", probe, *words[at + 1 :]], tmp_path, 2)
+        assert codes == [0, 0], errors
+
+    kit.run = in_warm_processes
+    with pytest.raises(gpu_check.Failed, match="must be less than 1e-10"):
+        gpu_check.exactness(kit)
 
 
 @pytest.mark.proof
