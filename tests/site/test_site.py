@@ -299,24 +299,6 @@ def test_not_found(chromium: Browser, carried: Path) -> None:
         opened.close()
 
 
-def test_addresses_of_pages_that_are_gone(site: Path, page: Page, address: str) -> None:
-    """Each leads to a place that is there, in the same language."""
-    settings = (ROOT / "mkdocs.yml").read_text("utf-8")
-    moved = re.search(r"(?m)^  moved:\n((?:    .+\n)+)", settings)[1]
-    for old, new in re.findall(r"(\S+): (\S+)\n", moved):
-        name, _, place = new.partition("#")
-        for prefix in ("", "en/"):
-            text = (site / prefix / name / "index.html").read_text("utf-8")
-            assert f'id="{place}"' in text or not place, (old, new)
-    for old, new in (
-        ("scaling/", "performance/"),
-        ("en/scaling/#stop", "en/performance/#stop"),
-        ("en/faq/#wrap-order", "en/convert/#step-1"),
-    ):
-        page.goto(address + old)
-        page.wait_for_url(address + new)
-
-
 def test_links_to_files(site: Path) -> None:
     """Without an address of the repository they lead to copies, which are the files."""
     page = (site / "en/chapters/03_multiprocessing/index.html").read_text()

@@ -111,23 +111,21 @@ def seen(run: dict, right: dict) -> dict[str, dict]:
 
 
 def lanes(run: dict, shown: dict) -> str:
-    """The images, where they show it: of both processes, or of one in two epochs."""
+    """The images, where they show it: of one process in two epochs, or of both in one."""
     one, other = (rank["epochs"] for rank in run["ranks"])
-    again = "again" in shown
-    if not again and not shown.keys() & {"both", "right"}:
+    if "again" in shown:
+        rows = [("epoch 0", 0, one[0], ""), ("epoch 1", 0, one[1], " bk-marked")]
+    elif shown.keys() & {"both", "right"}:
+        marked = " bk-marked" * ("both" in shown)
+        rows = [("rank 0", 0, one[0], marked), ("rank 1", 1, other[0], marked)]
+    else:
         return ""
-    marked = " bk-marked" * ("right" not in shown)
-    rows = ("epoch 0", one[0]), ("epoch 1", one[1]) if again else ("rank 1", other[0])
-    rows = rows if again else (("rank 0", one[0]), rows[1])
-    html = ""
-    for n, (name, images) in enumerate(rows):
-        cells = "".join(f"<i>{image}</i>" for image in images)
-        mark = marked * (n == 1 or not again)
-        html += (
-            f'<div class="bk-lane{mark}"><b class="fig-rank{n * (not again)}">{name}</b>'
-            f"{cells}<span>… {run['ranks'][0]['images']}</span></div>"
-        )
-    return html
+    return "".join(
+        f'<div class="bk-lane{marked}"><b class="fig-rank{rank}">{name}</b>'
+        f"{''.join(f'<i>{image}</i>' for image in images)}"
+        f"<span>… {run['ranks'][0]['images']}</span></div>"
+        for name, rank, images, marked in rows
+    )
 
 
 def verdict(run: dict, language: str) -> list[str]:

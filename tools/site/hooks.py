@@ -46,17 +46,6 @@ META = {
 # Of an address in a copy for the disk what is else a folder: chapters/index.html, convert.html.
 DIRECTORY = re.compile(r"((^|/)index)?\.html")
 
-# What stands at the address of a page that is gone. Without scripts its link is left.
-MOVED = """<!doctype html>
-<meta charset="utf-8">
-<title>→ %s</title>
-<a href="%s">→</a>
-<script>
-const places = %s;
-location.replace(places[location.hash] ?? places[""] + location.hash);
-</script>
-"""
-
 
 def on_config(config: MkDocsConfig) -> None:
     if not config.use_directory_urls:
@@ -185,9 +174,7 @@ def on_post_build(config: MkDocsConfig) -> None:
     change_scripts(Path(config.site_dir))
     search = Path(config.site_dir, "search")
     parts = split_index(search, config.extra["searched"])
-    if config.use_directory_urls:
-        lead_on(Path(config.site_dir), config.extra["moved"])
-    else:  # from disk a script can be read, and nothing else
+    if not config.use_directory_urls:  # from disk a script can be read, and nothing else
         both = ",".join(f"{language}:{text}" for language, text in parts.items())
         script = f"var __index = {{{both}}}[document.documentElement.lang]"
         (search / "search_index.js").write_text(script, encoding="utf-8")
@@ -196,22 +183,6 @@ def on_post_build(config: MkDocsConfig) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, target)
     linked.clear()  # not before a build: that of English begins inside of that of Chinese
-
-
-def lead_on(site: Path, moved: dict[str, str]) -> None:
-    """Pages that are gone, in both languages, lead to where their sections are now. moved: the old
-    address of a page or of a section, and the new one."""
-    for page in {old.partition("#")[0] for old in moved}:
-        root = "../" * page.count("/")
-        places = {
-            old.removeprefix(page): root + new
-            for old, new in moved.items()
-            if old.partition("#")[0] == page
-        }
-        for prefix in ("", "en/"):
-            target = site / prefix / page / "index.html"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(MOVED % (places[""], places[""], json.dumps(places)), "utf-8")
 
 
 def split_index(folder: Path, searched: dict[str, str]) -> dict[str, str]:
