@@ -213,7 +213,6 @@ p {{ display: flex; justify-content: space-between; align-items: center; margin:
 b {{ padding: 6px 26px; border-radius: 12px; color: #fff; background: #bb3030; font-size: 40px }}
 </style>{name}<h1>{asked}</h1><div><pre>{right}</pre><pre>{broken}</pre></div>
 <p><code><s>{gone}</s></code> <b>{verdict}</b></p>{found}"""
-ASKED = {"en": "Which of these two runs is broken?", "zh": "这两次训练，哪一次是错的？"}
 
 
 def card(page: "Page", language: str) -> bytes:
@@ -227,7 +226,7 @@ def card(page: "Page", language: str) -> bytes:
     page.set_content(
         CARD.format(
             name=dict(zip(("zh", "en"), names, strict=True))[language],
-            asked=break_it.WORDS[language].get("headline", ASKED[language]),
+            asked=break_it.WORDS[language]["headline"],
             right="\n".join(runs["right"]["printed"]),
             broken="\n".join(broken["printed"]),
             gone=break_it.BREAKS[break_it.STILL][1],
