@@ -270,7 +270,7 @@ def main(mermaid: str) -> None:
                 drawn[path] = page.evaluate(DRAW, [f"d-{path.stem}", *drawn_from]) + "\n"
         load(page)
         drawn |= {FIGURES / name: text for name, text in stills(page).items()}
-        for language in ASKED:
+        for language in break_it.WORDS:
             (break_it.IMAGES / f"card.{language}.png").write_bytes(card(page, language))
     for path, text in drawn.items():
         path.write_text(text, encoding="utf-8")
