@@ -107,25 +107,25 @@ $(VENV)-docs/ready: requirements-docs.txt constraints.txt
 $(VENV)/ready-for-smoke $(VENV)/ready-for-tests: $(VENV)/ready $(PREPARE)
 	@PYTHON=$(RUN) bash tests/support/prepare.sh $(if $(findstring smoke,$@),smoke,test) $@
 
-$(MERMAID): tools/site/fetch_npm.sh
+$(MERMAID): tools/fetch_npm.sh
 	@echo "fetching mermaid, which draws the diagrams: 18 MB to download, 4 MB on disk"
-	@bash tools/site/fetch_npm.sh mermaid 11.17.2 dist/mermaid.min.js \
+	@bash tools/fetch_npm.sh mermaid 11.17.2 dist/mermaid.min.js \
 		581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390eb8 $@
 	@touch $@
 
-$(AXE): tools/site/fetch_npm.sh
+$(AXE): tools/fetch_npm.sh
 	@echo "fetching axe, which checks the site's contrast and names: 600 KB to download"
-	@bash tools/site/fetch_npm.sh axe-core 4.12.1 axe.min.js \
+	@bash tools/fetch_npm.sh axe-core 4.12.1 axe.min.js \
 		66a8aaa95a8b044a7fd74a5435873bf04ff65a1ca75567c921b7509742085a14 $@
 	@touch $@
 
 # For Linux; elsewhere: npx @biomejs/biome@2.6.8 check
-$(BIOME): tools/site/fetch_npm.sh $(VENV)/ready
+$(BIOME): tools/fetch_npm.sh $(VENV)/ready
 	@echo "fetching biome, which checks the site's scripts: 35 MB to download, 96 MB on disk"
 	@case $$(uname -m) in \
 		aarch64) set -- arm64 3e5b3bf3ff21c4beecfef424fd429d6937c5e04fe5d332ad69d45806349ce20c;; \
 		*) set -- x64 fc1cb7c6664d6fa315144f58bd03096ee5d035e641538840a80262d59203d5dd;; \
-	esac; bash tools/site/fetch_npm.sh @biomejs/cli-linux-$$1 2.6.8 biome $$2 $@
+	esac; bash tools/fetch_npm.sh @biomejs/cli-linux-$$1 2.6.8 biome $$2 $@
 	@touch $@
 
 # A version that begins with dev has pip take last night's, if PIP_EXTRA_INDEX_URL names a place that

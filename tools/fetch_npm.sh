@@ -2,7 +2,7 @@
 # Gets one file of an npm package, which no one writes here, so it is not in git: always this
 # version, and only if its sum is right.
 #
-#     bash tools/site/fetch_npm.sh PACKAGE VERSION FILE SHA256 TARGET
+#     bash tools/fetch_npm.sh PACKAGE VERSION FILE SHA256 TARGET
 set -euo pipefail
 package=$1 version=$2 file=$3 sum=$4 target=$5
 
