@@ -182,10 +182,12 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
     union = set().union(*keys)
     twice = count - len(union)
     if twice > padding:
-        values = {"epoch": epoch, "twice": twice, "count": count, "all": len(union)}
+        size = loader["length"]
+        values = {"epoch": epoch, "twice": twice, "count": count, "all": size}
         name = "overlapping_samples"
-        # but for the batch that drop_last leaves out
-        if all(len(part) + one.size() > len(union) for part, one in zip(keys, passes, strict=True)):
+        # No Subset, which may be a share, and no sampler that leaves more out than drop_last does.
+        whole = loader["sampler"] == "RandomSampler" and size == loader["root"]
+        if whole and all(len(k) + one.size() > size for k, one in zip(keys, passes, strict=True)):
             name = "overlapping_samples:whole"
         report.find(name, at, report.teams.exchange, **values)
     elif any(one.grouped() for one in passes):

@@ -332,7 +332,7 @@ def command(folder: Path, *options: str) -> Result:
 @pytest.mark.proof
 @pytest.mark.parametrize(
     ("options", "length", "said"),
-    [((), 16, "an epoch must have three"), (("--seconds", "20"), 160, "it was ended (seconds)")],
+    [((), 16, "an epoch must have three"), (("--seconds", "20"), 160, "the run was ended (seconds)")],
 )
 def test_no_numbers(options: tuple, length: int, said: str, tmp_path: Path) -> None:
     text = changed("a slow step").replace("0.06", "0" if length == 16 else "1")

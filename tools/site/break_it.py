@@ -30,8 +30,8 @@ LISTED = (
 WORDS = {
     "en": {
         "headline": "Which of these two runs is broken?",
-        "legend": "B lacks what is struck; the red number is the line that the doctor names. Click "
-        "another line.",
+        "legend": "B ran without the struck part; the doctor names the line with the red number. "
+        "Click another line.",
         "without": "B, line {line}: {instead} in place of {part}",
         "nothing": "nothing",
         "all": "B has all lines",

@@ -11,7 +11,8 @@ from pathlib import Path
 
 # What is for the site or for GitHub alone goes.
 CHANGES = [
-    (r"^ *(<div.*>|</div>|<picture>.*|<!--.*-->|!\[.*)$\n?", ""),
+    (r'^(?:<a .*>)?<picture>.*\balt="([^"]*)".*$', r"\1"),
+    (r"^ *(<div.*>|</div>|<!--.*-->|\[?!\[.*)$\n?", ""),
     ("<!-- = .+? -->", ""),  # see words.py
     (r"^(#.*) <a id=\"(.+)\"></a>$", r"\1 {#\2}"),
     (r"^( *\[.*\]\(\S+) ([\"']).*\2\)$", r"\1)"),  # what the build puts there

@@ -85,7 +85,7 @@ FAULTS = {
     ),
     "overlapping_samples": (
         "sampler = DistributedSampler(train_set)\n",
-        "own = torch.randperm(70, generator=torch.Generator().manual_seed(rank))[:40]\n"
+        "own = torch.randperm(70, generator=torch.Generator().manual_seed(rank))[:64]\n"
         "train_set = Subset(train_set, own.tolist())\n"
         "sampler = torch.utils.data.RandomSampler(train_set)\n",
         "    sampler.set_epoch(epoch)\n",
