@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from operator import truediv
 from pathlib import Path
 from statistics import median
 
@@ -92,7 +93,8 @@ class Speed:
         rows = [[row for row in own[:whole] if row["seconds"] > 0] for own in rows]
         known = whole and all(row["samples"] for own in rows for row in own)
         self.unit = "samples" if known else "steps"
-        self.paces = {kind: self.of(rows, kind) for kind in KINDS}
+        self.paces = {kind: self.of(rows, kind, self.unit) for kind in KINDS}
+        self.steps = {kind: self.of(rows, kind, "steps") for kind in KINDS}
         plain = [row for row in rows[0] if row["kind"] == "plain"]
         self.step = median([row["seconds"] / row["steps"] for row in plain] or [0.0])  # seconds
         self.bytes = median([row["bytes"] / row["steps"] for row in plain] or [0.0])
@@ -101,20 +103,21 @@ class Speed:
              if row["kind"] == "communication"), default=0,
         )  # fmt: skip
 
-    def of(self, rows: list, kind: str) -> list[list[float]]:
+    def of(self, rows: list, kind: str, unit: str) -> list[list[float]]:
         """Paces of each rank, a number for each round."""
-        paces = [
-            [row[self.unit] / row["seconds"] for row in own if row["kind"] == kind] for own in rows
-        ]
+        paces = [[row[unit] / row["seconds"] for row in own if row["kind"] == kind] for own in rows]
         least = min(map(len, paces), default=0)
         return [own[:least] for own in paces]
 
     def all(self, kind: str) -> list[float]:
-        """Of all ranks together in each round, as if all went at the pace of the slowest: that is
-        how they go as soon as they average. Where DDP does, a slower one has waited in a step, for
-        an evaluation of another rank, say, whose clock stood still."""
+        """Of all ranks together in each round, in as many steps each as the slowest makes, as soon
+        as they average. Where DDP does, a slower one has waited in a step, for an evaluation of
+        another rank, say, whose clock stood still. A batch may be larger on one rank."""
         pace = max if self.ranks[0]["ddp"] and kind != "communication" else min
-        return [self.world * pace(each) for each in zip(*self.paces[kind], strict=True)]
+        rounds = zip(
+            zip(*self.paces[kind], strict=True), zip(*self.steps[kind], strict=True), strict=True
+        )
+        return [pace(steps) * sum(map(truediv, each, steps)) for each, steps in rounds]
 
     def own(self, rank: int, kind: str) -> float:
         return median(self.paces[kind][rank])

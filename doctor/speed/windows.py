@@ -181,7 +181,9 @@ class Windows:
         if torch.is_grad_enabled():
             self.gave.add(loader)
         sampler = loader.batch_sampler
-        whole = type(sampler) is BatchSampler and count + 1 != length(one)
+        # A data set may give whole batches: then a loader's batch is one of them.
+        known = type(sampler) is BatchSampler and sampler.batch_size > 1
+        whole = known and count + 1 != length(one)
         self.part[1] += sampler.batch_size if whole else size_of(batch)
         self.part[2] += 1
         return batch

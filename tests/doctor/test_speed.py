@@ -265,6 +265,35 @@ def test_cpus_of_all_ranks() -> None:
     assert Speed(trial).cpus == 4
 
 
+@pytest.mark.parametrize(
+    ("samples", "plain", "alone", "said"),
+    [
+        ((16, 16), (0.1, 0.1), (0.1, 0.1), "speed_step"),
+        # Rank 0 evaluates, while its clock stands still, and rank 1 waits in its steps.
+        ((16, 16), (0.1, 0.15), (0.1, 0.1), "speed_step"),
+        ((24, 8), (0.1, 0.1), (0.05, 0.05), "speed_communication_costs"),
+    ],
+    ids=["equal", "one-waits", "unlike-batches"],
+)
+def test_ranks_together(samples: tuple, plain: tuple, alone: tuple, said: str) -> None:
+    """Windows made by hand: seconds a step as it is, and without communication."""
+    trial = Trial.__new__(Trial)
+    ready = {"workers": 2, "cpus": [0], "bytes": 1e7, "ddp": 1, "sharded": False, "settle": 3}
+    trial.ready = {rank: {**ready, "rank": rank, "world": 2, "device": "cpu"} for rank in (0, 1)}
+    seconds = {"plain": plain, "input": plain, "communication": alone}
+    trial.windows = {
+        rank: [
+            {"kind": kind, "steps": 10, "samples": 10 * samples[rank], "batches": 10,
+             "bytes": 1e8, "collectives": 0, "seconds": 10 * seconds[kind][rank]}
+            for _ in range(3) for kind in seconds
+        ] for rank in (0, 1)
+    }  # fmt: skip
+    report = Report("en")
+    lines, _ = lines_of(Speed(trial), report)
+    beginning = report.words[said][0].partition("{")[0]
+    assert any(line.startswith(beginning) for line in lines), lines
+
+
 def rotate(folder: str) -> None:
     """In a crew member: what scripts do with checkpoints, to those from before and to new ones."""
     begin(folder)
@@ -332,7 +361,7 @@ def command(folder: Path, *options: str) -> Result:
 @pytest.mark.proof
 @pytest.mark.parametrize(
     ("options", "length", "said"),
-    [((), 16, "an epoch must have three"), (("--seconds", "20"), 160, "the run was ended (seconds)")],
+    [((), 16, "begins in nearly each"), (("--seconds", "20"), 160, "the run was ended (seconds)")],
 )
 def test_no_numbers(options: tuple, length: int, said: str, tmp_path: Path) -> None:
     text = changed("a slow step").replace("0.06", "0" if length == 16 else "1")

@@ -171,7 +171,9 @@ def test_little_shared_memory(tmp_path: Path, fault_table: FaultTable) -> None:
     codes, _, errors = run_warm(words, tmp_path, 2, cwd=tmp_path)
     assert codes == [0, 0], errors
     assert [row["images"] for row in rows(tmp_path / "out", "eval")] == [1280]
-    fault_table("/dev/shm of 64 MB, 2 ranks x 4 workers", HUB, "trains and evaluates", None)
+    fault_table(
+        "/dev/shm of 32 MB for each of 2 ranks, 4 workers", HUB, "trains and evaluates", None
+    )
 
 
 # -------------------------------------------------------------------------------------- the images

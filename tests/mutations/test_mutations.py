@@ -16,10 +16,9 @@ from mutations import MUTATIONS, TASKS, Mutation
 
 
 def files_of(root: Path) -> list[Path]:
-    names = ("gpu_check.py", "links.py", "site/hooks.py", "site/plain.py")
-    tools = [root / "tools" / name for name in names]
+    tools = [root / "tools/gpu_check.py", root / "tools/links.py"]
     tools += sorted((root / "doctor").rglob("*.py"))
-    site = [root / f"tools/site/{name}.py" for name in ("hooks", "theme")]
+    site = [root / f"tools/site/{name}.py" for name in ("hooks", "plain", "theme")]
     site += [root / "docs/assets/stylesheets/site.css", root / "docs/overrides/main.html"]
     site += sorted(root.glob("docs/assets/javascripts/s*.js"))
     tasks = sorted(root.glob("docs/examples/tasks/*/*.py"))

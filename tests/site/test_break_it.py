@@ -86,6 +86,13 @@ def test_lines(page: Page, address: str) -> None:
     page.locator(".bk-can:has([value=wrap])").click()
     assert shown(page) == "right"
 
+    # Putting it back on a low screen keeps the line where it is.
+    page.set_viewport_size({"width": 1280, "height": 650})
+    page.goto(f"{address}en/#break=1")
+    page.reload()
+    page.locator(".bk-back:visible").click()
+    assert shown(page) == "right" and page.evaluate("scrollY") == 0
+
     page.goto(f"{address}#break=all_reduce")
     assert shown(page) == "all_reduce"
     page.evaluate("location.hash = '#break=save'")

@@ -113,9 +113,9 @@ def test_planted_fault(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     kit = gpu_check.Kit("cpu", tmp_path / "out")
     places = [str(tmp_path / "tools"), str(tmp_path / "tools/benchmark")]
-    start = f"import runpy, sys\nsys.path[:0] = {places}\n"  # before those of this session
-    start += "runpy.run_path(sys.argv.pop(1), run_name='__main__')\n"
-    (tmp_path / "start.py").write_text(start)
+    before = f"import runpy, sys\nsys.path[:0] = {places}\n"  # before those of this session
+    before += "runpy.run_path(sys.argv.pop(1), run_name='__main__')\n"
+    (tmp_path / "start.py").write_text(before)
 
     def in_warm_processes(words: list, quiet: float) -> None:
         at = words.index(gpu_check.PROBE[0])

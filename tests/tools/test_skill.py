@@ -102,6 +102,6 @@ def test_commands_run_elsewhere(skill: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(scaled)
     done = run_short(["bash", "-c", compare], tmp_path, PATIENCE)
     assert done.returncode == 1 and "DIFFERENT: At step 1" in done.stdout, done.output
-    assert right != scaled and "Nothing found." in done.stdout
+    assert right != scaled and "Nothing else found." in done.stdout
     proof = json.loads((tmp_path / "proof.json").read_text())["against"]
     assert "2 times as large" in proof["first_difference"]["text"]

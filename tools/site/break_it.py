@@ -170,7 +170,7 @@ def panel(name: str, run: dict, right: dict, language: str) -> str:
         better = words["better"] * (answers(run) > answers(right))
         broken = words["broken"].format(line=line_of(BREAKS[name][0]) + 1, how=how, better=better)
         said = f'<b class="bk-bad">{broken}</b> {said}'
-    return f'<p class="bk-seen">{said}</p>{lanes(run, shown)}{terminal(run, language)}'
+    return f"<p>{said}</p>{lanes(run, shown)}{terminal(run, language)}"
 
 
 def answers(run: dict) -> Fraction:

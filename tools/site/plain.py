@@ -13,6 +13,7 @@ from pathlib import Path
 CHANGES = [
     (r'^(?:<a .*>)?<picture>.*\balt="([^"]*)".*$', r"\1"),
     (r"^ *(<div.*>|</div>|<!--.*-->|\[?!\[.*)$\n?", ""),
+    (r"^<details.*>$", "<details>"),
     ("<!-- = .+? -->", ""),  # see words.py
     (r"^(#.*) <a id=\"(.+)\"></a>$", r"\1 {#\2}"),
     (r"^( *\[.*\]\(\S+) ([\"']).*\2\)$", r"\1)"),  # what the build puts there

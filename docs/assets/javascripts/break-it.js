@@ -5,7 +5,7 @@
 
   function go() {
     const [, name] = /^#break=(\w+)$/.exec(location.hash) ?? [];
-    const button = form.querySelector(`[value=${name ?? "none"}]`);
+    const button = form.querySelector(`[value="${name}"]`);
     if (!button) return;
     button.checked = true;
     form.scrollIntoView({ block: "nearest" });

@@ -2,7 +2,7 @@
 //
 // A figure is {fields, presets, words, compute, draw}. compute(state) needs no page; draw(result,
 // state, words) gives as HTML the picture, the sentence below it, and in `short` what a screen reader
-// says. The page is built with what html() returned for a preset (tools/site/stills.py wrote it
+// says. The page is built with what html() returned for a preset (tools/site/draw.py wrote it
 // down), so nothing moves when a figure starts.
 (() => {
   const figures = {};
