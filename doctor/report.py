@@ -117,8 +117,8 @@ class Report:
 
     def text(self) -> str:
         parts = ["\n".join(finding.lines(own_call())) + "\n" for finding in self.findings]
-        nothing = "until" if self.broken else "recorded" if self.cut else "nothing"
-        nothing = "nothing_else" if self.differs and nothing == "nothing" else nothing
+        nothing = "nothing_else" if self.differs else "nothing"
+        nothing = "until" if self.broken else "recorded" if self.cut else nothing
         parts = parts or [self.say(nothing) + "\n"]
         parts += [self.headed("checked", ", ".join(self.checked))] if self.checked else []
         reasons = defaultdict(list)

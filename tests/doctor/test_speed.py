@@ -116,6 +116,12 @@ LISTS = (  # as of a detection: images of unlike sizes are no tensor
     "        loss = nn.",
     "        inputs, targets = torch.stack(inputs), torch.tensor(targets)\n        loss = nn.",
 )
+WHOLE_BATCHES = (  # from the data set: a loader's batch is one of them
+    "return torch.randn(16), i % 4",
+    "return torch.randn(8, 16), torch.full((8,), i % 4)",
+    "DataLoader(train_set, 8, sampler=sampler, num_workers=0)",
+    "DataLoader(train_set, 1, sampler=sampler, collate_fn=lambda rows: rows[0])",
+)
 SHORT = ("range(1)", "range(7)", "return 2080", "return 320")
 WORKERS = ("num_workers=0", "num_workers=1, persistent_workers=True")
 STATIC = ("DistributedDataParallel(model)", "DistributedDataParallel(model, static_graph=True)")
@@ -152,6 +158,9 @@ SAID = {
     "two optimizers": ({"SLOW_ITEM": SLEEP}, TWO, ["input_costs"]),
     "batches that are changed": ({"SLOW_ITEM": SLEEP}, IN_PLACE, ["input_costs"]),
     "batches that are lists": ({"SLOW_ITEM": SLEEP}, LISTS, ["input_costs"]),
+    "a data set of whole batches": (
+        {"SLOW_ITEM": "time.sleep(0.02)"}, WHOLE_BATCHES, ["input_costs"],
+    ),
     "short epochs": ({"SLOW_ITEM": SLEEP}, SHORT, ["input_costs"]),
     "workers that stay": ({"SLOW_ITEM": SLEEP}, WORKERS + SHORT, ["input_costs"]),
     "a static graph": ({"SLOW_LINK": LINK}, STATIC, ["communication_waits"]),
@@ -278,8 +287,7 @@ def test_cpus_of_all_ranks() -> None:
 def test_ranks_together(samples: tuple, plain: tuple, alone: tuple, said: str) -> None:
     """Windows made by hand: seconds a step as it is, and without communication."""
     trial = Trial.__new__(Trial)
-    ready = {"workers": 2, "cpus": [0], "bytes": 1e7, "ddp": 1, "sharded": False, "settle": 3}
-    trial.ready = {rank: {**ready, "rank": rank, "world": 2, "device": "cpu"} for rank in (0, 1)}
+    trial.ready = dict.fromkeys((0, 1), {"workers": 2, "cpus": [0], "ddp": 1, "sharded": False})
     seconds = {"plain": plain, "input": plain, "communication": alone}
     trial.windows = {
         rank: [

@@ -175,11 +175,16 @@ def test_what_a_machine_cannot_have(machine: Machine, lacks: str) -> None:
 # ---------------------------------------------------------------------------------- the Makefile
 
 
+def copy_makefile(folder: Path) -> None:
+    """With what an environment is made of."""
+    for file in (ROOT / "Makefile", ROOT / "constraints.txt", *ROOT.glob("requirements*.txt")):
+        shutil.copy(file, folder)
+
+
 @pytest.mark.parametrize("breaks", [1, 2])
 def test_a_download_that_breaks_off(tmp_path: Path, breaks: int) -> None:
     """Once it goes on by itself; twice it ends, and the next make goes on."""
-    for file in (ROOT / "Makefile", ROOT / "constraints.txt", *ROOT.glob("requirements*.txt")):
-        shutil.copy(file, tmp_path)
+    copy_makefile(tmp_path)
     # A Python that makes environments of itself, and whose pip fails at first.
     python = f"""#!/bin/sh
         case $2 in
@@ -196,8 +201,7 @@ def test_a_download_that_breaks_off(tmp_path: Path, breaks: int) -> None:
 
 def test_the_site_needs_no_torch(tmp_path: Path) -> None:
     """Where nobody has made the other environment, which has all of it."""
-    for file in (ROOT / "Makefile", ROOT / "constraints.txt", *ROOT.glob("requirements*.txt")):
-        shutil.copy(file, tmp_path)
+    copy_makefile(tmp_path)
     for target in ("site", "offline", "serve"):
         fresh = run(["make", "-n", target], tmp_path).stdout
         assert "-r requirements-docs.txt" in fresh and "requirements-dev.txt" not in fresh

@@ -204,7 +204,7 @@ def listing(language: str, still: bool = False) -> list[str]:
         line = f'<b class="bk-n">{n + 1}</b>'
         name = names.get(n, "")
         line += code(lines[n], name)
-        if not name:
+        if not name or (still and name != STILL):
             html.append(f'<div class="bk-line{added}" data-n="{n + 1}">{line}</div>')
         elif not still:
             checked = ' checked="checked"' * (name == STILL)
@@ -218,11 +218,9 @@ def listing(language: str, still: bool = False) -> list[str]:
                 f'aria-label="{escape(said)}"/>{line}</label>'
                 f'<label class="bk-back" for="bk-right">{words["back"]}</label></div>'
             )
-        elif name == STILL:  # two in one place, of which the first goes
+        else:  # two in one place, of which the first goes
             html.append(f'<div class="bk-two"><div class="bk-line first{added}">{line}</div>')
             html.append(f'<div class="bk-line then bk-off{added}">{line}</div></div>')
-        else:
-            html.append(f'<div class="bk-line{added}" data-n="{n + 1}">{line}</div>')
     return html
 
 

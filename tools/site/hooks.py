@@ -99,14 +99,17 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:
     for above, pages in groupby(nav.pages, lambda page: page.ancestors[-1:]):
         text += "".join(f"\n## {section.title}\n" for section in above) + "\n"
         for page in pages:
-            about = DESCRIPTION.match(page.file.content_string)
+            if not (about := DESCRIPTION.match(page.file.content_string)):
+                raise SiteError(
+                    f"{page.file.src_uri}: no <!-- description: … --> in its first line"
+                )
             text += f"- [{page.title}]({page.file.src_uri[3:]}): {about[1]}\n"
     files.append(File.generated(config, f"{'en/' * english}llms.txt", content=text))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    language, _, name = page.file.src_uri.partition("/")
-    output = named(output, language)
+    output = named(output, page.file.src_uri.partition("/")[0])
+    output = with_markdown(output, page, config)
     # On a phone they scroll to the side: by the keyboard, too.
     output = output.replace('class="tabbed-labels"', 'class="tabbed-labels" tabindex="0"')
     # What the doctor prints in capitals or begins with; the colour of a mistake is for mistakes.
@@ -123,20 +126,28 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     )
     # The other language of a home page is "/" or "/en/", which is wrong below a path.
     root = "../" * page.url.count("/") or "./"
-    # For assistants, in the tree of docs/, so that links among pages hold.
-    beside = page.file.src_uri.removeprefix("zh/")
-    target = Path(config.site_dir, beside)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(plain(page.markdown, partial(lead, page, config)), "utf-8")
-    for kind, place in (("alternate ", beside), ("describedby", f"{beside[: -len(name)]}llms.txt")):
-        link = f'<link rel="{kind}" type="text/markdown" href="{root}{place}">'
-        output = output.replace("</head>", f"{link}\n</head>", 1)
     output = re.sub(r'href="/((?:en/)?)" hreflang', rf'href="{root}\1" hreflang', output)
     return re.sub(
         r' *<link rel="alternate" href="(.+?)"( hreflang="\w+">\n)',
         lambda found: translation(found, page.canonical_url),
         output,
     )
+
+
+def with_markdown(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Writes the page as Markdown, for assistants, in the tree of docs/, so that links among pages
+    hold; its head names that, and the list. The space: see translation()."""
+    beside = page.file.src_uri.removeprefix("zh/")
+    target = Path(config.site_dir, beside)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(plain(page.markdown, partial(lead, page, config)), "utf-8")
+    listed = "en/llms.txt" if beside.startswith("en/") else "llms.txt"
+    for kind, place in (("alternate ", beside), ("describedby", listed)):
+        link = (
+            f'<link rel="{kind}" type="text/markdown" href="{"../" * page.url.count("/")}{place}">'
+        )
+        output = output.replace("</head>", f"{link}\n</head>", 1)
+    return output
 
 
 def lead(page: Page, config: MkDocsConfig, target: str) -> str:
