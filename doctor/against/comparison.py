@@ -107,7 +107,7 @@ class Comparison:
         for seen in self.seen:
             lines.append(self.report.headed(f"against_{seen.kind}", seen.text))
             lines += [f"  -> {seen.advice}"] * bool(seen.advice)
-        if all(seen.kind == "same" for seen in self.seen):
+        if all(seen.kind == "same" or seen.name == "saved:folder" for seen in self.seen):
             lines.append(self.report.say("against_nothing"))
         return "\n".join(lines)
 
@@ -492,8 +492,13 @@ class Comparison:
         """Files that one run alone has saved, up to the last step that both have made."""
         last = min(run.steps() for run in self.runs) - (not all(run.ended() for run in self.runs))
         alone = []
-        for run, found in zip(self.runs, (mine, theirs), strict=True):
+        pairs = ((self.one, mine, self.two), (self.two, theirs, self.one))
+        for run, found, other in pairs:
             names = sorted({file for file, step in found if step <= last} - known)
+            if names and any(rank.events["folder"] for rank in other.everyone):
+                self.say("note", "saved:folder", run=run.label, other=other.label,
+                         files=listed(names))  # fmt: skip
+                continue
             alone += [f"{run.label}: {listed(names)}"] * bool(names)
         if alone:
             self.say("skipped", "saved:unpaired", files="; ".join(alone))

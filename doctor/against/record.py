@@ -92,6 +92,11 @@ TOLD = set()
 def saved(obj: object, file: object, *_: object, **__: object) -> None:
     if not compares():
         return
+    if is_folder(file):
+        notes.event("folder")
+        return
+    if not isinstance(file, str | os.PathLike) and not hasattr(file, "name"):
+        return  # into memory, on its way to another place
     weigh()
     tensors, numbers = {}, {}
     collect(obj, "", tensors, numbers)
@@ -100,6 +105,12 @@ def saved(obj: object, file: object, *_: object, **__: object) -> None:
     found = list(tensors.items())[:MOST_TENSORS]
     rows = {key: figures_of([tensor]).sum(0).tolist() for key, tensor in found}
     notes.event("checkpoint", file=name, tensors=rows, numbers=numbers)
+
+
+def is_folder(file: object) -> bool:
+    """Whether torch.distributed.checkpoint writes: into its stream each tensor comes by itself."""
+    ours = type(file).__module__.startswith("torch.distributed.checkpoint.")
+    return ours or str(getattr(file, "name", "")).endswith(".distcp")  # the latter: torch 2.6
 
 
 def weigh() -> None:

@@ -212,6 +212,26 @@ def test_a_probe_that_is_missing(probe: str, crew: Crew, tmp_path: Path) -> None
     assert f"has no {probe}" in comparison.text() or probe in ("gradients", "step")
 
 
+def test_a_folder_of_distributed_checkpoint(crew: Crew, tmp_path: Path) -> None:
+    """Written through streams, a tensor at a time. Those are no files that the other run lacks, nor
+    is memory. What that one saves is not looked for in folders: said, and no difference."""
+    one = 'torch.save({"model": model.state_dict(), "average": average.state_dict()}, "model.pt")'
+    folder = (
+        "    import io\n"
+        "    import torch.distributed.checkpoint as dcp\n"
+        "    torch.save(model.state_dict(), io.BytesIO())\n"
+        '    dcp.save({"model": model.state_dict()}, checkpoint_id=f"step{epoch}")'
+    )
+    texts = against.BASE, faults.changed(against.BASE, (f"        {one}", folder))
+    for language, comparison in compared(crew, texts, tmp_path).items():
+        print(comparison.text())
+        [note] = [seen for seen in comparison.seen if seen.kind != "same"]
+        assert (note.kind, note.name) == ("note", "saved:folder") and "model.pt" in note.text
+        assert comparison.status() == 0
+        last = {"en": "Nothing differs.", "zh": "没有差别。"}[language]
+        assert comparison.text().endswith(last)
+
+
 def test_lines_of_one_process(crew: Crew, tmp_path: Path) -> None:
     """No rank has a share: what is printed otherwise is no number of a part."""
     texts = [faults.changed(against.BASE, (*against.TIMES, "{mean:.3f} (", f"{{mean + {n}:.3f}} ("))
