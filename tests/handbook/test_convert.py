@@ -95,6 +95,26 @@ def test_converted(crew: Crew, world_size: int, alone: dict, tmp_path: Path) -> 
     assert not first["open"]
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_first_block_is_pasted(crew: Crew, alone: dict, tmp_path: Path, language: str) -> None:
+    """What one copies from the top of the page is whole: with the reader's own data and flags it
+    trains, evaluates and saves as multi.py does."""
+    page = (ROOT / f"docs/{language}/convert.md").read_text("utf-8")
+    block = re.search("```diff\n(.*?)```", page, re.S)[1]
+    copied = "\n".join(line[1:] for line in block.splitlines() if not line.startswith("-"))
+    imports, body = copied.split("\n\n", 1)
+    own = MULTI[MULTI.index("def make_data") : MULTI.index("def main")]
+    flags = 'import argparse\nargs = argparse.Namespace(epochs=2, batch_size=48, save="model.pt")'
+    script = "\n\n".join([imports, flags, own, body])
+    first, second = crew.run(play, script, tmp_path, world_size=2)
+    assert first["printed"] == alone["printed"] and second["printed"] == ""
+    assert not first["open"] and not second["open"]
+    saved = torch.load(tmp_path / "model.pt")
+    for name, value in alone["saved"].items():
+        torch.testing.assert_close(saved[name], value, atol=1e-10, rtol=0)
+    assert 'device("cuda", int(os.environ["LOCAL_RANK"]))' in body and "set_device(device)" in body
+
+
 BACKEND = '"nccl" if device.type == "cuda" else "gloo"'
 # Parts of multi.py, and what single.py has there.
 FORGOTTEN = {

@@ -1,5 +1,5 @@
-"""The messages that the chapters' pages explain are messages that somebody prints: the chapter, or a
-library that is here to be looked at."""
+"""The messages that the chapters' pages explain are messages that somebody prints: the chapter, or
+a library that is here to be looked at."""
 
 import ast
 import importlib.util
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from harness import CHAPTERS, ROOT
 
-# What another program prints: its words, by the file that has them. Of the last row nobody here can
-# look: Python's own change with its version, of Apex 25.05, CUDA, C and PyPI's apex there is no copy.
+# What another program prints: its words, by the file that has them. The last row is not looked up:
+# Python's change with its version, and of Apex 25.05, CUDA, C and PyPI's apex there is no copy.
 OTHERS = {
     "torch/amp/grad_scaler.py": (
         "Attempting to unscale FP16 gradients.",
@@ -88,7 +88,8 @@ def says(patterns: list[str], message: str) -> bool:
     """Whether a program with these strings prints it; `…` in it stands for anything."""
     shown = ".*".join(map(re.escape, message.split("…")))
     return any(
-        re.fullmatch(pattern, message, re.S) or re.fullmatch(shown, re.sub(r"\\(.)", r"\1", pattern))
+        re.fullmatch(pattern, message, re.S)
+        or re.fullmatch(shown, re.sub(r"\\(.)", r"\1", pattern))
         for pattern in patterns
     )
 

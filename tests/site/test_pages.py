@@ -141,16 +141,29 @@ def test_diff_is_that_of_the_files() -> None:
     assert len(gone) + len(come) > 20  # how many at most: test_static.py
 
 
+CONVERTED = ("docs/examples/convert/single.py", "docs/examples/convert/multi.py")
+
+
 def test_first_screen_of_convert_is_of_the_files() -> None:
-    """The few lines above the eight steps are picked by hand: each is in its file."""
+    """The lines above the eight steps are picked by hand: each is in its file, and they are all of
+    what differs but comments."""
     for language in ("en", "zh"):
         page = (DOCS / language / "convert.md").read_text("utf-8")
         picked = re.search(r"```diff\n(.+?)```", page[: page.index("<!-- toc -->")], re.S)[1]
+        shown = [line[1:].strip() for line in picked.splitlines() if line[:1] in "-+"]
+        differ = [row for _, rows in hunks(*map(read, CONVERTED)) for row in rows if row[0] != "="]
+        gone = [
+            read(CONVERTED[row[0] == "+"]).lines[row[2 if row[0] == "+" else 1] - 1]
+            for row in differ
+        ]
+        assert sorted(filter(None, shown)) == sorted(
+            filter(None, (line.split("  # ")[0].strip() for line in gone))
+        )
         for line in picked.splitlines():
-            sides = {"-": ["single"], "+": ["multi"], " ": ["single", "multi"]}[line[0]]
+            sides = {"-": ["single"], "+": ["multi"], " ": ["single", "multi"]}[line[:1] or " "]
             for side in sides:
                 code = (ROOT / f"docs/examples/convert/{side}.py").read_text("utf-8").splitlines()
-                assert line[1:].strip() in {one.split("  # ")[0].strip() for one in code}, line
+                assert line[1:].strip() in {"", *(c.split("  # ")[0].strip() for c in code)}, line
 
 
 def test_steps_are_parts_of_the_diff() -> None:

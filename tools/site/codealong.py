@@ -64,9 +64,10 @@ def language_of(md: Markdown) -> str:
     return name_of(md).partition("/")[0] or "en"
 
 
-def link(md: Markdown, path: str, place: str = "") -> str:
+def link(md: Markdown, path: str, place: str = "", repo: str | None = None) -> str:
     page = this_page(md)
-    return file_address(path, place, md.repo, page.url.count("/") if page else 0)
+    repo = md.repo if repo is None else repo
+    return file_address(path, place, repo, page.url.count("/") if page else 0)
 
 
 def file_address(path: str, place: str, repo: str, depth: int) -> str:
@@ -187,7 +188,12 @@ class RepositoryLinks(Treeprocessor):
                 path, mark, place = target.partition("#")
                 if not (ROOT / path).is_file():
                     raise SiteError(f"{path}: there is no such file")
-                a.set("href", UNSEEN + link(self.md, path, mark + place))
+                repo = self.md.repo
+                if a.get("title") == "download":  # the site's own copy, under the file's name
+                    repo = ""
+                    a.set("download", Path(path).name)
+                    del a.attrib["title"]
+                a.set("href", UNSEEN + link(self.md, path, mark + place, repo))
 
 
 class Seen(Postprocessor):

@@ -17,6 +17,7 @@ CHANGES = [
     ("<!-- = .+? -->", ""),  # see words.py
     (r"^(#.*) <a id=\"(.+)\"></a>$", r"\1 {#\2}"),
     (r"^( *\[.*\]\(\S+) ([\"']).*\2\)$", r"\1)"),  # what the build puts there
+    (r'(\]\(\S+) "download"\)', r"\1)"),
     (r"\n{3,}", "\n\n"),
 ]
 # A fence, or all that is before the next one.
