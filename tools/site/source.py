@@ -197,7 +197,7 @@ def translated(source: Source, language: str) -> Source:
     """The same code with the comments of comments.LANGUAGE.json beside it, if there is one. Those
     of all minimal.py are in docs/examples: a chapter's folder holds what is copied, no more."""
     table = (ROOT / source.path).with_name(f"comments.{language}.json")
-    if Path(source.path).name == "minimal.py":
+    if Path(source.path).name.startswith("minimal"):
         table = ROOT / f"docs/examples/minimal.{language}.json"
     if not table.is_file() or source.language != "python":
         return source
