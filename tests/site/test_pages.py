@@ -237,7 +237,7 @@ def test_a_page_that_is_no_longer_whole(monkeypatch: pytest.MonkeyPatch) -> None
     """Its fence was changed by hand, or the code has changed; what it needs may be gone."""
     name = "en/chapters/02_distributed.md"
     text = (DOCS / name).read_text("utf-8")
-    other = text.replace("+    sampler.set_epoch(epoch)", "+    pass")
+    other = text.replace("+        sampler.set_epoch(epoch)", "+        pass")
     assert other != text and pages.whole(other, name) == text
     longer = Source(
         HUB, read(HUB).text.replace("cudnn.benchmark = True", "cudnn.benchmark = False")
