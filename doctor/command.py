@@ -24,6 +24,7 @@ no known cause explains, and 3 for what could not be compared.
 
 import argparse
 import errno
+import io
 import json
 import locale
 import os
@@ -35,8 +36,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -44,11 +45,12 @@ from pathlib import Path
 from .against.comparison import Comparison
 from .against.first import told
 from .against.runs import Run, run_of
+from .before import Before
 from .checks import judge
 from .findings import KINDS
-from .job import ENDS, Job
+from .job import ENDS, HEARD, Job
 from .ranks import STILL, Rank, failed, read_ranks, read_stack
-from .report import LANGUAGES, Report, explain, listed, own_call, short
+from .report import LANGUAGES, Report, explain, last_line, listed, own_call, short
 from .speed.trial import PATIENCE, Speed, Trial, compared, lines_of
 from .without import PARTS
 
@@ -86,7 +88,7 @@ def launch_line(text: str) -> list[str]:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="doctor",
-        description=__doc__.splitlines()[0],
+        description=(__doc__ or "").partition("\n")[0],  # python -OO has none
         usage=f"{own_call()} [options] command ...".replace("%", "%%"),
         allow_abbrev=False,
     )
@@ -119,7 +121,7 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.explain:
         return args
-    if not args.command:
+    if not any(args.command[:1]):
         parser.error("no command: type your launch line after it, such as torchrun … train.py")
     if args.speed and (args.without or args.steps is not None or args.still or args.allow):
         parser.error("--speed goes with --against, --seconds, --json and --lang alone")
@@ -131,10 +133,27 @@ def parse_args() -> argparse.Namespace:
         parser.error("--steps and --seconds are numbers above 0")
     if args.still is not None and not args.still >= STILL:
         parser.error(f"--still {args.still:g}: at least {STILL}, as short silences are common")
-    file = args.json and Path(args.json).absolute()
-    if file and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
-        parser.error(f"--json {args.json}: no file can be written there")
+    if args.json:
+        check_json(args, parser)
     return args
+
+
+def check_json(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Before a run of minutes: no script is written over, and the file can be made."""
+    file = Path(args.json).absolute()
+    words = filter(os.path.exists, (*args.command, *(args.against or ())))
+    if file.exists() and (file.suffix == ".py" or any(file.samefile(word) for word in words)):
+        parser.error(f"--json {args.json}: this file would be overwritten; type another name")
+    refused = file.is_dir()
+    try:
+        if file.is_file():
+            file.open("ab").close()
+        elif not file.exists():
+            tempfile.TemporaryFile(dir=file.resolve().parent).close()
+    except OSError:
+        refused = True
+    if refused:
+        parser.error(f"--json {args.json}: no file can be written there")
 
 
 def fail(line: str) -> None:
@@ -154,37 +173,47 @@ def script_of(command: list[str]) -> str | None:
 
 
 def check_line(command: list[str], say: Callable) -> None:
-    """Before another command runs for minutes: is there what this one names?"""
+    """Before anything runs for minutes: is there what this launch line names?"""
     for name, there in ((command[0], shutil.which), (script_of(command), os.path.isfile)):
         if name and not there(name):
             fail(say("not_started", command=name, why=os.strerror(errno.ENOENT)))
+
+
+@contextmanager
+def recorded(make: Callable) -> Iterator[Job]:
+    """A job in a folder of its own, for as long as it is asked."""
+    job = folder = None
+    try:
+        folder = tempfile.mkdtemp(prefix="doctor-")
+        if os.pathsep in folder:
+            fail(f"TMPDIR: {folder}: PYTHONPATH takes no colon: put TMPDIR=/tmp before the command")
+        job = make(Path(folder))
+    except OSError as error:
+        where = f"{folder}: " if folder else ""
+        fail(f"nothing can be recorded in TMPDIR: {where}{error.strerror}")
+    else:
+        yield job
+    finally:
+        if job:
+            job.clear()
+        elif folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def print_still(who: str, at: list, inside: str, say: Callable) -> None:
     print(say("still_in" if inside else "still", who=who, place=short(at), inside=inside))
 
 
-def run(
-    args: argparse.Namespace,
-    command: list[str],
-    folder: Path,
-    of_first: dict | None,
-    say: Callable,
-) -> tuple[Job, list[Rank]]:
-    print("doctor: " + say("running", command=" ".join(command)), flush=True)
-    try:
-        job = Job(folder, (args.without or "") if args.against else None, of_first)
-    except OSError as error:
-        fail(f"nothing can be recorded in TMPDIR: {folder}: {error.strerror}")
+def run(args: argparse.Namespace, command: list[str], job: Job, say: Callable) -> list[Rank]:
     stopped = perform(args, command, job, say)
 
-    status = job.process.returncode
     job.cut = job.stopped()
     if not job.cut and not any(job.traces.glob("*.jsonl")):
-        fail(say("no_torch", status=status))
+        fail(no_torch(job, say))
     ranks = read_ranks(job.traces, stopped, bool(job.cut))
     if job.cut and not any(rank.steps for rank in ranks):
-        fail(f"no step could be recorded in TMPDIR: {folder}: {job.cut}")
+        fail(f"no step could be recorded in TMPDIR: {job.cut}")
+    status = job.process.returncode
     if not job.ended and not status and any(rank.steps and not rank.ended for rank in ranks):
         job.cut = job.cut or "silent"
     if not any(rank.passes or rank.steps for rank in ranks):
@@ -192,16 +221,26 @@ def run(
             at, inside, _ = read_stack(path)
             if at and "/bin/" not in at[0]:  # torchrun
                 print_still(say("process"), at, inside, say)
-        fail(say("early_by" if job.ended else "early", by=job.ended, status=status))
-    return job, ranks
+        fail(say("early_by" if job.ended else "early", by=job.ended, why=job.why()))
+    return ranks
+
+
+def no_torch(job: Job, say: Callable) -> str:
+    """What may be the reason hangs on how it ended."""
+    if job.ended:
+        return say("no_torch_by", by=job.ended)
+    if job.process.returncode:
+        return say("no_torch_failed", why=job.why())
+    return say("no_torch_left" if job.left() else "no_torch")
 
 
 def perform(args: argparse.Namespace, command: list[str], job: Job, say: Callable) -> float:
     """The command runs until it ends, or is ended. Returns when we ended it."""
-    # These end the job as Ctrl-C does; what nohup or a shell ignores stays ignored.
-    ends = [number for number in ENDS if signal.getsignal(number) != signal.SIG_IGN]
-    for number in ends:
-        signal.signal(number, signal.default_int_handler)
+    # Each of two runs reads what the doctor was given, from its beginning.
+    if args.stdin is not None:
+        os.lseek(0, args.stdin, os.SEEK_SET)
+    for number in HEARD:  # ENDS end the job as Ctrl-C does
+        signal.signal(number, signal.default_int_handler if number in ENDS else job.pass_on)
     try:
         job.start(command)
     except OSError as error:
@@ -211,7 +250,7 @@ def perform(args: argparse.Namespace, command: list[str], job: Job, say: Callabl
     except KeyboardInterrupt:
         job.ended = "ctrl-c"
     finally:
-        for number in ends:
+        for number in HEARD:
             signal.signal(number, signal.SIG_IGN)  # nothing is to be left behind
         stopped = time.time() if job.ended else float("inf")
         if job.ended:
@@ -220,6 +259,14 @@ def perform(args: argparse.Namespace, command: list[str], job: Job, say: Callabl
         if job.ended or job.process.poll() is None:
             job.end()
         job.over()
+    job.reason = job.ended or say("status", number=job.why())
+    if left := job.left():
+        found = {"count": len(left), "pids": listed(left), "folder": job.traces.parent}
+        print("\ndoctor: " + say("left", **found))
+    if args.before and (changed := args.before.changed()):
+        print("\ndoctor: " + say("changed", files=listed(changed, 100)))
+    if args.before and args.before.unseen:
+        print("\ndoctor: " + say("unseen", folders=listed(args.before.unseen)))
     return stopped
 
 
@@ -228,16 +275,9 @@ def broken(job: Job, ranks: list[Rank]) -> bool:
     return job.ended == "ctrl-c" or bool(job.cut) or any(map(failed, ranks))
 
 
-def last_line(error: str) -> str:
-    """Of what repr() makes of an error; of one that a loader's worker passes on, its own line."""
-    if "Original Traceback" in error:
-        error = error.rstrip("')\"\\n").rpartition("\\n")[2] + " in a DataLoader worker"
-    return error if len(error) <= 200 else (error[:198].rpartition(" ")[0] or error[:198]) + " …"
-
-
 def print_ended(job: Job, ranks: list[Rank], say: Callable) -> None:
     steps = listed([len(rank.steps) for rank in ranks])
-    by = job.ended or say("status", number=job.process.returncode)
+    by = job.ended or say("status", number=job.status())
     print("\ndoctor: " + say("made", ranks=listed(ranks), steps=steps, by=by))
     for rank in ranks:
         if failed(rank):
@@ -250,12 +290,10 @@ def run_in_folder(
     args: argparse.Namespace, command: list[str], say: Callable, of_first: dict | None = None
 ) -> tuple[Job, list[Rank]]:
     """of_first: for the second of two runs."""
-    try:  # what the command leaves running may still write there
-        folder = tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True)
-    except OSError as error:
-        fail(f"nothing can be recorded in TMPDIR: {error.strerror}")
-    with folder as name:
-        job, ranks = run(args, command, Path(name), of_first, say)
+    print("doctor: " + say("running", command=" ".join(command)), flush=True)
+    without = (args.without or "") if args.against else None
+    with recorded(lambda folder: Job(folder, without, of_first)) as job:
+        ranks = run(args, command, job, say)
     print_ended(job, ranks, say)
     parts = (args.without or "").split(",")
     errors = " ".join(rank.ended.get("error", "") for rank in ranks)
@@ -290,33 +328,35 @@ def measure(args: argparse.Namespace, command: list[str], report: Report) -> Spe
     """How fast it is, and what its parts cost. Ends the doctor where that cannot be known."""
     say = report.say
     print("doctor: " + say("speed_running", command=" ".join(command)), flush=True)
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True)
-        trial = Trial(Path(folder.name))
-    except OSError as error:
-        fail(f"nothing can be recorded in TMPDIR: {error.strerror}")
-    with folder:
+    with recorded(Trial) as trial:
         perform(args, command, trial, say)
         trial.read()
-        cut = trial.stopped()
-    status = trial.process.returncode
+        cut, why = trial.stopped(), trial.why()
+        if not cut and not trial.torch:
+            fail(no_torch(trial, say))
     if cut:
         fail(f"nothing can be recorded in TMPDIR: {cut}")
-    if not trial.torch:
-        fail(say("no_torch", status=status))
     if trial.ended == "alone":
         ready = {"ready": len(trial.ready), "world": trial.world()}
         fail(say("speed_alone", seconds=PATIENCE, **ready))
-    failed = trial.ended == "ctrl-c" or (status and not trial.ended)
-    speed = None if failed or not trial.ready else Speed(trial)
+    failed = not trial.ended and trial.process.returncode
+    speed = None if failed or trial.ended == "ctrl-c" or not trial.ready else Speed(trial)
     if not speed or not all(map(speed.all, ("plain", *speed.taken()))):
-        why = {"": "speed_short", "measured": "speed_untimed"}.get(trial.ended, "speed_cut")
-        fail(say(why, status=status, by=trial.ended))
-    over = say("speed_stays" if trial.kept else "speed_over", files=listed(trial.kept))
-    print("\ndoctor: " + over)
+        names = {"": "speed_failed" if failed else "speed_short", "measured": "speed_untimed"}
+        fail(say(names.get(trial.ended, "speed_cut"), why=why, by=trial.ended))
+    print("\ndoctor: " + say("speed_over"))
     lines, speed.decided = lines_of(speed, report)
     print("\n" + "\n".join(lines))
     return speed
+
+
+def print_before(before: Before, report: Report) -> None:
+    files = before.checkpoints()
+    if files:
+        print("doctor: " + report.say("before", files=listed(files)))
+        if before.here(files):
+            copy = "../" + os.path.basename(os.getcwd()) + "-copy"
+            print("  -> " + report.advice("before", copy=shlex.quote(copy)))
 
 
 def compare_speed(args: argparse.Namespace, report: Report) -> int:
@@ -328,9 +368,31 @@ def compare_speed(args: argparse.Namespace, report: Report) -> int:
     return 0 if all(speed.decided for speed in runs) else 3
 
 
+class Out(io.FileIO):
+    """Whoever reads it may go (| head): then nobody does, and the job and the verdict go on."""
+
+    def write(self, data: object) -> int:
+        with suppress(BrokenPipeError):
+            return super().write(data)
+        return len(data)
+
+
+def harmless(stream: io.TextIOWrapper | None) -> io.TextIOWrapper | None:
+    """It loses no words that its encoding lacks, and no job for want of a reader."""
+    if stream is None:
+        return None
+    out = io.BufferedWriter(Out(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(
+        out,
+        stream.encoding,
+        "backslashreplace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
 def main() -> None:
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = map(harmless, (sys.stdout, sys.stderr))
     try:
         examine(parse_args())
     except Exception:  # status 1 is for what is wrong in the script
@@ -346,14 +408,22 @@ def examine(args: argparse.Namespace) -> None:
         return
 
     report = Report(language, tuple(args.allow))
+    for line in filter(None, (args.against, args.command)):
+        check_line(line, report.say)
+    args.stdin = None
+    with suppress(OSError):  # a terminal, a pipe
+        args.stdin = os.lseek(0, 0, os.SEEK_CUR)
+    args.before = None
+    if args.speed or args.without:  # what is trained then is worth nothing
+        args.before = Before(args.command, args.against or [])
+        print_before(args.before, report)
     if args.speed:
         sys.exit(compare_speed(args, report))
     first = None
     if args.against:
-        check_line(args.command, report.say)
         one, first = run_in_folder(args, args.against, report.say)
         if broken(one, first) or (one.process.returncode and not one.ended):
-            fail(report.say("no_comparison"))
+            fail(report.say("no_comparison", why=one.cut or one.reason))
     job, ranks = run_in_folder(args, args.command, report.say, told(first) if first else None)
     status = job.process.returncode
 

@@ -6,13 +6,20 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import defaultdict
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
 from .recorder.notes import AGAINST, ENDED, FIRST, FOLDER, STOPPED, WHOLE
+from .report import last_line, short
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)  # on to the command
+HEARD = [  # what nohup or a shell ignores stays ignored
+    number for number in (*ENDS, *PASSED) if signal.getsignal(number) != signal.SIG_IGN
+]
+OVER = b"over"
 
 
 class Job:
@@ -27,6 +34,7 @@ class Job:
         (self.traces / WHOLE).touch()
         self.counted: dict[Path, tuple[int, int]] = {}  # bytes of a file that were read, its steps
         self.ended = ""  # by what, if not by itself
+        self.session = -1  # that of the command; 0 are those of other containers
         first = folder / "first"
 
         # A copy: the doctor itself may be a zip file, or have names that the script has, too.
@@ -52,6 +60,15 @@ class Job:
         self.guard()
         env = os.environ | self.ours
         self.process = subprocess.Popen(command, env=env, start_new_session=True)
+        self.session = self.process.pid
+        with suppress(BrokenPipeError):  # somebody has ended the guard
+            os.write(self.alive, b"%d " % self.session)
+
+    def pass_on(self, number: int, _: object) -> None:
+        """As a terminal sends SIGQUIT, and kill the others."""
+        with suppress(ProcessLookupError):
+            if self.session > 0 and self.process.returncode is None:
+                (os.killpg if number == signal.SIGQUIT else os.kill)(self.session, number)
 
     def guard(self) -> None:
         """A process that outlives a doctor who is killed, and then ends the job."""
@@ -62,12 +79,15 @@ class Job:
             return
         try:
             os.setsid()
-            for number in ENDS:
+            for number in (*ENDS, *PASSED):
                 signal.signal(number, signal.SIG_IGN)
             os.close(self.alive)
-            if not os.read(reading, 1):  # nobody has called over()
+            with os.fdopen(reading, "rb") as pipe:
+                told = pipe.read().split()
+            if OVER not in told:  # nobody has called over()
+                self.session = int(told[0]) if told else -1
                 self.end()
-                shutil.rmtree(self.traces.parent, ignore_errors=True)
+                self.clear()
         finally:
             os._exit(0)
 
@@ -75,9 +95,23 @@ class Job:
         """The command has ended; what it has left running on purpose is left alone."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
-        os.write(self.alive, b"1")
+        with suppress(BrokenPipeError):
+            os.write(self.alive, OVER)
         os.close(self.alive)
         os.waitpid(self.guards, 0)
+        self.wait_for_all(2)
+
+    def clear(self) -> None:
+        """The folder goes. Where processes are left, PYTHONPATH of theirs has its path: another
+        user who makes it anew in /tmp would give them code. So there it stays, and is empty."""
+        folder, first = self.traces.parent, self.traces.parent / "first"
+        if not self.left():
+            shutil.rmtree(folder, ignore_errors=True)
+        for path in (*folder.glob("*"), *first.glob("*")):
+            if path.is_file():
+                path.unlink()
+            elif path != first:
+                shutil.rmtree(path, ignore_errors=True)
 
     def stopped(self) -> str:
         """Why a process could not record all that it did; the disk may have been full."""
@@ -107,6 +141,23 @@ class Job:
                 self.ended = "the recorder had to stop" if stopped else "steps"
                 return
 
+    def status(self) -> str:
+        number = self.process.returncode
+        names = {-one: f"{number} ({one.name})" for one in signal.Signals}
+        return names.get(number, str(number))
+
+    def why(self) -> str:
+        """What ended it: the status, and what the first of its processes that failed has raised."""
+        rows = []
+        for path in self.traces.glob("*.jsonl") if self.process.returncode else ():
+            lines = [line for line in path.open() if line.startswith('{"e": "exit"')]
+            rows += [json.loads(line) for line in lines if line.endswith("}\n")]
+        rows = [row for row in rows if row["error"] != "None" and not row["error"].isdigit()]
+        for row in sorted(rows, key=lambda row: row["t"])[:1]:
+            at = f" ({short(row['at'])})" if row["at"] else ""
+            return f"{self.status()}, {last_line(row['error'])}{at}"
+        return self.status()
+
     def made(self, steps: int) -> bool:
         """Whether every process that makes steps has made so many."""
         for path in self.traces.glob("*.jsonl"):
@@ -126,15 +177,41 @@ class Job:
             for pid in self.left():
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
-            limit = time.monotonic() + patience
-            while self.left() and time.monotonic() < limit:
-                time.sleep(0.1)
+            self.wait_for_all(patience)
+
+    def wait_for_all(self, patience: float) -> None:
+        limit = time.monotonic() + patience
+        while self.left() and time.monotonic() < limit:
+            time.sleep(0.1)
 
     def left(self) -> list[int]:
+        """Its processes: those of its session, with our mark in their environment, or that record,
+        and what these have started. A title that a process gives itself overwrites the mark, and
+        env -i drops it."""
         mark = f"{FOLDER}={self.traces}".encode()
-        found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
+        recorded = {path.name.split("-")[-2] for path in self.traces.glob("*.jsonl")}
+        found, children = [], defaultdict(list)
+        for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if mark in path.read_bytes().split(b"\0"):
-                    found.append(int(path.parent.name))
+                pid, numbers = int(folder.name), (folder / "stat").read_text().rpartition(")")[2]
+                state, parent, _, session, *_ = numbers.split()
+                if state in "ZX":
+                    continue
+                children[int(parent)].append(pid)
+                if (
+                    int(session) == self.session
+                    or mark in (folder / "environ").read_bytes().split(b"\0")
+                    or (folder.name in recorded and self.writes(folder))
+                ):
+                    found.append(pid)
+        for pid in found:
+            found += [child for child in children[pid] if child not in found]
         return found
+
+    def writes(self, process: Path) -> bool:
+        """A number alone may be that of another process: in a container, or long since."""
+        for link in (process / "fd").iterdir():
+            with suppress(OSError):  # it has just been closed
+                if os.readlink(link).startswith(str(self.traces)):
+                    return True
+        return False

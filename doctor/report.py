@@ -137,10 +137,11 @@ class Report:
         return any(finding.severity in (WRONG, HANG) for finding in self.findings)
 
 
-def listed(values: list) -> str:
-    """Ranks, or numbers, with commas; of many the first."""
-    numbers = [str(getattr(value, "rank", value)) for value in values]
-    return ", ".join(numbers[:8]) + (" …" if len(numbers) > 8 else "")
+def listed(values: list, most: int = 8) -> str:
+    """Ranks, numbers or files, with commas; of many the first."""
+    texts = [str(getattr(value, "rank", value)) for value in values]
+    texts = [text if text.isprintable() else repr(text) for text in texts[: most + 1]]
+    return ", ".join(texts[:most]) + (" …" if len(texts) > most else "")
 
 
 def short(at: list | None) -> str:
@@ -149,3 +150,10 @@ def short(at: list | None) -> str:
         return "?"
     file = at[0].removeprefix(os.getcwd() + os.sep)
     return f"{file}:{at[1]}" if at[1] else file
+
+
+def last_line(error: str) -> str:
+    """Of what repr() makes of an error; of one that a loader's worker passes on, its own line."""
+    if "Original Traceback" in error:
+        error = error.rstrip("')\"\\n").rpartition("\\n")[2] + " in a DataLoader worker"
+    return error if len(error) <= 200 else (error[:198].rpartition(" ")[0] or error[:198]) + " …"

@@ -89,6 +89,9 @@ class Notes:
         told = 0.0
         while main.is_alive():
             time.sleep(max(1, self.moved + IDLE - time.monotonic()))
+            if not os.path.exists(self.folder):  # the doctor has gone, and left it running
+                self.active = False
+                return
             if told < self.moved <= time.monotonic() - IDLE:
                 told = time.monotonic()
                 frame = sys._current_frames().get(main.ident)

@@ -15,7 +15,7 @@ class Finder:
     """Finds modules as Python does, and attaches the recorder to those of HOOKED."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
-        if name not in HOOKED:
+        if name not in HOOKED or not os.path.isdir(os.environ["DOCTOR_FOLDER"]):  # it has gone
             return None
         spec = PathFinder.find_spec(name, path)
         if spec and spec.loader:

@@ -28,22 +28,19 @@ class Trial(Job):
         self.ours[SPEED] = "1"
         self.ready: dict[int, dict] = {}  # rank -> what it told before the first window
         self.windows: dict[int, list[dict]] = {}
-        self.kept: list[str] = []  # files that were there before
         self.torch = False
 
     def read(self) -> None:
-        self.ready, self.windows, kept = {}, {}, {}
+        self.ready, self.windows = {}, {}
         for path in self.traces.glob("*.jsonl"):
             self.torch = True
             lines = path.read_text().splitlines()
             events = [json.loads(line) for line in lines if line.endswith("}")]
             names = ("ready", "window", "over")
             found = {name: [event for event in events if event["e"] == name] for name in names}
-            kept |= {event["path"]: 0 for event in events if event["e"] == "stays"}
             for event in found["ready"]:
                 self.ready[event["rank"]] = event | {"over": bool(found["over"])}
                 self.windows[event["rank"]] = found["window"]
-        self.kept = list(kept)
 
     def world(self) -> int:
         return max((event["world"] for event in self.ready.values()), default=0)

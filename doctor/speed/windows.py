@@ -21,9 +21,10 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import BatchSampler
 
+from ..recorder import ending
 from ..recorder.hooks import Probe, hook
 from ..recorder.notes import FOLDER, notes, place
-from . import KINDS, PLAN, files
+from . import KINDS, PLAN
 
 WARM = 6  # steps; of the last three the time is taken
 KEPT = 4  # batches that come again
@@ -334,5 +335,5 @@ PROBES = (
     Probe("step", "torch.optim", attach=watch_steps),
     Probe("ddp", "torch.nn.parallel.DistributedDataParallel", attach=follow_ddp),
     Probe("collectives", "torch.distributed", attach=count_collectives),
-    Probe("files", "torch", attach=files.guard),
+    Probe("exit", "atexit.register", attach=ending.watch),
 )

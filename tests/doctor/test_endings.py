@@ -3,8 +3,10 @@ and no mistake of its own looks like one of the script."""
 
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -176,3 +178,134 @@ def test_steps_are_counted_once(tmp_path: Path) -> None:
     with events.open("ab") as file:
         file.write(line[16:] + line)
     assert job.made(4) and not job.made(5)
+
+
+NAMELESS = """
+import ctypes
+import os
+import time
+
+
+def forget():
+    \"\"\"As setproctitle does: a title takes the memory of the environment.\"\"\"
+    begin, end = map(int, open("/proc/self/stat").read().split()[49:51])
+    ctypes.memset(begin, 0, end - begin)
+    open(f"{os.getpid()}.begun", "w").close()
+    time.sleep(40)
+    open(f"{os.getpid()}.lived", "w").close()
+
+
+if os.fork() == 0:
+    os.setsid()
+    forget()
+forget()
+"""
+
+
+@pytest.mark.parametrize("how", ["a title", "env -i"], ids=["title", "env"])
+def test_nothing_goes_on(how: str, tmp_path: Path) -> None:
+    """Two processes, one in a session of its own, of which none has our mark any more."""
+    text = NAMELESS if how == "a title" else NAMELESS.replace("ctypes.memset", "print")
+    (tmp_path / "script.py").write_text(text)
+    words = ["env", "-i"] if how == "env -i" else []
+    result = run([*TOOL, "--lang", "en", "--seconds", "3", *words, *ALONE], tmp_path)
+    assert result.returncode == 2 and "it was ended (seconds), and no Python" in result.stderr
+    assert len(list(tmp_path.glob("*.begun"))) == 2
+    assert not list(tmp_path.glob("*.lived"))  # their output kept run() waiting
+
+
+def test_a_recorded_process_is_its_own(tmp_path: Path) -> None:
+    """One of another session, without our mark, is known by the file that it writes; its number
+    alone, as of a process of a container, is not enough."""
+    job = Job(tmp_path)
+    others = [subprocess.Popen(["sleep", "600"], start_new_session=True)]
+    trace = job.traces / f"host-{others[0].pid}-1.jsonl"
+    with trace.open("w") as file:
+        others.append(subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=file))
+    try:
+        trace.with_name(f"host-{others[1].pid}-2.jsonl").touch()
+        assert job.left() == [others[1].pid]
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+
+
+def test_what_still_runs(tmp_path: Path) -> None:
+    """PYTHONPATH of what the command leaves has our folder: nobody else may make it anew."""
+    room = tmp_path / "room"
+    room.mkdir()
+    words = [*TOOL, "--lang", "en", "sh", "-c", "sleep 600 > /dev/null 2>&1 &"]
+    process = start(words, tmp_path, env={"TMPDIR": str(room)})
+    out, err = process.communicate(timeout=PATIENCE)
+    try:
+        pid, folder = re.search(r"1 of its processes still running: (\d+); (\S+) is", out).groups()
+    finally:
+        for left in alive(process):
+            os.kill(left, signal.SIGKILL)
+    assert "left processes that have not used torch so far" in err, err
+    assert Path(folder).parent == room and Path(folder).stat().st_mode & 0o777 == 0o700
+    assert [str(path.relative_to(folder)) for path in Path(folder).rglob("*")] == ["first"]
+    result = run([*TOOL, "true"], tmp_path, env={"TMPDIR": str(room)})
+    assert list(room.iterdir()) == [Path(folder)], result.output
+
+
+LISTENER = """
+import signal
+import sys
+import time
+
+signal.signal(signal.NAME, lambda *_: sys.exit(7))
+open("ready", "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("name", table(["SIGUSR1", "SIGUSR2", "SIGQUIT"], ["SIGUSR1"]))
+def test_signals_that_are_passed_on(name: str, tmp_path: Path) -> None:
+    """Slurm warns by them before it ends a job: the command may save itself."""
+    (tmp_path / "script.py").write_text(LISTENER.replace("NAME", name))
+    process = start([*TOOL, "--lang", "en", *ALONE], tmp_path)
+    deadline = time.monotonic() + PATIENCE
+    while not (tmp_path / "ready").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(getattr(signal, name))
+    result = finish(process)
+    assert result.returncode == 2 and "it ended with status 7, and had not used" in result.stderr
+
+
+def test_a_guard_that_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import os, pathlib, signal\n"
+        "for path in pathlib.Path('/proc').glob('[0-9]*/stat'):\n"
+        "    pid, parent = int(path.parent.name), path.read_text().rpartition(')')[2].split()[1]\n"
+        "    if parent == str(os.getppid()) and pid != os.getpid():\n"
+        "        os.kill(pid, signal.SIGKILL)\n"
+        "        print('ended', pid)\n"
+    )
+    result = run([*TOOL, *ALONE], tmp_path)
+    assert result.stdout.count("ended") == 1 and "mistake" not in result.stderr, result.output
+
+
+def test_nobody_reads_it(tmp_path: Path) -> None:
+    """And Python has thrown the docstrings away: the verdict is in the file all the same."""
+    (tmp_path / "script.py").write_text(SHORT)
+    words = [sys.executable, "-OO", TOOL[1], "--lang", "en", "--json", "v.json", *ALONE]
+    pipe = '"$0" "$@" | true; exit ${PIPESTATUS[0]}'
+    result = run(["bash", "-c", pipe, *words], tmp_path)
+    assert result.returncode == 0 and result.stderr == "", result.output
+    [found] = json.loads((tmp_path / "v.json").read_text())["findings"]
+    assert found["id"] == "wrapped_keys"
+
+
+def test_both_runs_begin_alike(tmp_path: Path) -> None:
+    """The second one can be ended by a signal, and reads the file that the first has read."""
+    (tmp_path / "script.py").write_text(
+        SHORT + "import signal\n"
+        "print([int(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGUSR1)], input())\n"
+    )
+    (tmp_path / "lines").write_text("one\ntwo\n")
+    words = [*TOOL, "--lang", "en", "--against", f"{sys.executable} script.py", *ALONE]
+    result = run(["bash", "-c", '"$0" "$@" < lines', *words], tmp_path)
+    assert result.said.count("[0, 0] one") == 2, result.output

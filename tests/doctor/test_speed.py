@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from crew import Crew
 from examined import OLDEST
 from harness import ROOT, Result, run
 from tiers import table
 
+from doctor.before import Before
 from doctor.recorder.notes import FOLDER, WHOLE
 from doctor.report import LANGUAGES, Report
 from doctor.speed import PLAN, SPEED
@@ -302,38 +302,76 @@ def test_ranks_together(samples: tuple, plain: tuple, alone: tuple, said: str) -
     assert any(line.startswith(beginning) for line in lines), lines
 
 
-def rotate(folder: str) -> None:
-    """In a crew member: what scripts do with checkpoints, to those from before and to new ones."""
-    begin(folder)
-    from doctor.recorder.notes import notes
-
-    notes.begin(os.environ[FOLDER])
-    for name in ("best", "last", "new"):
-        torch.save(1, f"{name}.pt.tmp")
-        os.replace(f"{name}.pt.tmp", f"{name}.pt")
-        torch.save(2, f=f"{name}.pt")
-    os.replace("best.pt", "last.pt")
-    Path("new.pt").replace("best.pt")
-    shutil.copyfile("log.txt", "copied.pt")
-    shutil.copyfile("log.txt", "best.pt")
-    Path("last.pt").unlink()
-    os.remove("log.txt")
-    shutil.rmtree("step-500")
-    shutil.rmtree("empty")
+def write(text: str, *names: str) -> None:
+    for name in names:
+        Path(name).write_text(text)
 
 
-def test_what_was_there_stays(crew: Crew, tmp_path: Path) -> None:
-    old = ["best.pt", "last.pt", "step-500/model.bin"]
-    for name in [*old, "log.txt", "empty/log.txt"]:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
+def overwrite_with_its_time() -> None:
+    """As shutil.copy2 of a file that came with best.pt, from one archive."""
+    then = os.stat("best.pt")
+    write("BEST.PT", "best.pt")
+    os.utime("best.pt", ns=(then.st_atime_ns, then.st_mtime_ns))
+
+
+def link_anew() -> None:
+    os.remove("latest.pt")
+    os.symlink("out/last.pt", "latest.pt")
+
+
+WAYS = {  # what a run does, and what is another file then
+    "nothing": (lambda: write("x", "new.pt", "out/new.pt"), []),
+    "writes": (lambda: write("other", "best.pt"), ["best.pt"]),
+    "as long, and linked": (
+        lambda: (os.link("best.pt", "second.pt"), write("BEST.PT", "best.pt")), ["best.pt"],
+    ),
+    "keeps the time": (overwrite_with_its_time, ["best.pt"]),
+    "appends": (lambda: Path("log.txt").open("a").write("more"), ["log.txt"]),
+    "replaces": (lambda: (write("x", "new"), os.replace("new", "best.pt")), ["best.pt"]),
+    "renames": (lambda: os.rename("out", "old"), ["out/last.pt"]),
+    "deletes": (lambda: shutil.rmtree("out"), ["out/last.pt"]),
+    "a subprocess": (lambda: os.system("mv log.txt best.pt"), ["best.pt", "log.txt"]),
+    "a link": (link_anew, ["latest.pt"]),
+    "a hard link": (lambda: os.link("best.pt", "second.pt"), []),
+    "elsewhere": (lambda: write("x", "../elsewhere/far.bin"), ["elsewhere/far.bin"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.replace(" ", "-"))
+def test_files_of_before(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has written, and whatever the file is called; and nothing that is as it was."""
+    for name in ("here/best.pt", "here/out/last.pt", "here/log.txt", "elsewhere/far.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(Path(name).name)
         os.utime(tmp_path / name, (1, 1))
-    (tmp_path / "traces").mkdir()
-    (tmp_path / "traces" / WHOLE).touch()
-    crew.run(rotate, str(tmp_path))
-    files = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
-    assert {name for name in files if "traces" not in name} == {*old, "copied.pt"}
-    assert all((tmp_path / name).read_text() == name for name in old)
+    monkeypatch.chdir(tmp_path / "here")
+    os.symlink("best.pt", "latest.pt")
+    os.symlink("..", "out/up")
+    before = Before(["python", "train.py", "--out=../elsewhere", ".."])
+    assert before.checkpoints() == ["best.pt", "latest.pt", f"{tmp_path}/elsewhere/far.bin",
+                                    "out/last.pt"]  # fmt: skip
+    act, changed = WAYS[way]
+    act()
+    known = [path.removeprefix(f"{tmp_path}/") for path in before.changed()]
+    also = ["latest.pt"] if "best.pt" in changed else []
+    assert sorted(known) == sorted(changed + also) and before.changed() == []
+
+
+def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not looked at is named, and checkpoints are looked at first."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("doctor.before.EACH", 20)
+    monkeypatch.setattr("doctor.before.MOST", 40)
+    for folder in ("a/deep", "data", ".venv"):
+        (tmp_path / folder).mkdir(parents=True)
+        write("x", *(f"{folder}/{n}.png" for n in range(30)), f"{folder}/z.ckpt")
+    write("x", ".venv/pyvenv.cfg")
+    before = Before(["true"])
+    assert before.checkpoints() == ["data/z.ckpt", "a/deep/z.ckpt"]
+    assert before.unseen == ["data", "a/deep"] and before.here(before.checkpoints())
+    (tmp_path / "a").rename(tmp_path.parent / f"{tmp_path.name}-a")
+    os.symlink(tmp_path.parent / f"{tmp_path.name}-a", "a")  # a copy of here has no copy of it
+    assert not before.here(["a/deep/z.ckpt"])
 
 
 def test_pages_show_its_words() -> None:
@@ -369,11 +407,17 @@ def command(folder: Path, *options: str) -> Result:
 @pytest.mark.proof
 @pytest.mark.parametrize(
     ("options", "length", "said"),
-    [((), 16, "begins in nearly each"), (("--seconds", "20"), 160, "the run was ended (seconds)")],
+    [
+        ((), 16, "begins in nearly each"),
+        (("--seconds", "20"), 160, "the run was ended (seconds)"),
+        ((), 7, "measured: status 1, ZeroDivisionError('division by zero') (train.py:"),
+    ],
 )
 def test_no_numbers(options: tuple, length: int, said: str, tmp_path: Path) -> None:
     text = changed("a slow step").replace("0.06", "0" if length == 16 else "1")
     text = text.replace("return 2080", f"return {length}").replace("range(1)", "range(9999)")
+    text += "1 / 0\n" if length == 7 else ""
+    text = text.replace("range(9999)", "range(3)") if length == 7 else text
     (tmp_path / "train.py").write_text(text)
     result = command(tmp_path, *options)
     assert result.returncode == 2 and said in result.output, result.output
@@ -381,7 +425,8 @@ def test_no_numbers(options: tuple, length: int, said: str, tmp_path: Path) -> N
 
 @pytest.mark.proof
 def test_a_command(tmp_path: Path) -> None:
-    """A real launch: a file that was there stays, the job is ended, the numbers are in the file."""
+    """A real launch: a checkpoint is named before and after, the job is ended, the numbers are in
+    the file."""
     text = changed("a slow step").replace("0.06", "0.1").replace("return 2080", "return 64")
     text = text.replace("range(1)", "range(200)")
     text = text.replace(
@@ -392,8 +437,9 @@ def test_a_command(tmp_path: Path) -> None:
     os.utime(tmp_path / "old.pt", (1, 1))
     result = command(tmp_path, "--json", "speed.json")
     assert result.returncode == 0, result.output
-    assert "the step itself" in result.output and "old.pt" in result.output
-    assert (tmp_path / "old.pt").read_text() == "a year of training"
-    assert (tmp_path / "new.pt").is_file()
+    assert "the step itself" in result.output
+    before, after = result.output.split("doctor: running")
+    assert "may be lost: old.pt\n" in before and f"../{tmp_path.name}-copy" in before
+    assert "changed or gone: old.pt\n" in after
     [found] = json.loads((tmp_path / "speed.json").read_text())
     assert found["ranks"] == 2 and len(found["a_second"]["plain"][0]) == 3
