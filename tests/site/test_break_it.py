@@ -1,5 +1,4 @@
-"""Forgetting a line, on the home page and in README: both show what was recorded, and a run today
-does the same."""
+"""Forgetting a line, on the home page: what was recorded is shown, and a run today does the same."""
 
 import copy
 import json
@@ -43,13 +42,19 @@ def test_what_is_said_follows_from_the_numbers() -> None:
     }
 
 
-def test_pictures_are_fresh() -> None:
-    for path, text in {**break_it.pictures(), **proof.pictures()}.items():
+def test_pages_are_fresh() -> None:
+    """What is written of it where nothing can be clicked, and the picture of the mistakes."""
+    for path, text in proof.pictures().items():
         assert path.read_text() == text, f"{path.name} is out of date: make figures"
-    for language in ("en", "zh"):
+    logs = [RUNS[name]["printed"] for name in ("right", break_it.STILL)]
+    logs = [letter + "  " + "\n   ".join(log) for letter, log in zip("AB", logs, strict=True)]
+    fence = "\n\n".join(logs)
+    for language, readme in (("en", "README.md"), ("zh", "README.zh-CN.md")):
         page = (ROOT / f"docs/{language}/index.md").read_text()
+        headline = f"\n## {break_it.WORDS[language]['headline']}"
+        for text in (page, (ROOT / readme).read_text()):
+            assert f"```text\n{fence}\n```" in text and headline in text
         assert f"[![{proof.title(language)}](" in page
-        assert f"\n{break_it.WORDS[language]['headline']}\n" in page
         cases = len(list((ROOT / "docs/examples/cases").glob("*.py")))
         assert re.search(rf"^## {cases} ", page, re.M)
 
@@ -59,7 +64,7 @@ def test_pictures_are_fresh() -> None:
 
 def shown(page: Page) -> str:
     """The run whose log and verdict are in sight: that of the line which is struck."""
-    places = [part for part in page.locator("[data-of]").all() if part.is_visible()]
+    places = [part for part in page.locator(".bk [data-of]").all() if part.is_visible()]
     log, panel = (part.get_attribute("data-of") for part in places)
     assert page.locator(".bk input:checked").get_attribute("value") == log == panel
     return log
@@ -71,7 +76,7 @@ def test_lines(page: Page, address: str) -> None:
     reader says of a button is what is undone, and the number of the line that the doctor names
     stands out."""
     page.goto(f"{address}en/")
-    assert shown(page) == "set_epoch" and page.evaluate("scrollY") == 0
+    assert shown(page) == "set_epoch"
     undone = "line 54: shuffle=True in place of sampler=sampler"
     assert page.get_by_role("radio", name=undone).get_attribute("value") == "sampler"
     page.locator("label:has([value=sampler])").click()
@@ -85,13 +90,18 @@ def test_lines(page: Page, address: str) -> None:
     assert shown(page) == "wrap"
     page.locator(".bk-can:has([value=wrap])").click()
     assert shown(page) == "right"
+    legend = page.locator(".bk legend").inner_text()
+    assert "all lines" in legend and "struck" not in legend
 
     # Putting it back on a low screen keeps the line where it is.
     page.set_viewport_size({"width": 1280, "height": 650})
     page.goto(f"{address}en/#break=1")
     page.reload()
-    page.locator(".bk-back:visible").click()
-    assert shown(page) == "right" and page.evaluate("scrollY") == 0
+    back = page.locator(".bk-back:visible")
+    back.scroll_into_view_if_needed()
+    before = page.evaluate("scrollY")
+    back.click()
+    assert shown(page) == "right" and page.evaluate("scrollY") == before
 
     page.goto(f"{address}#break=all_reduce")
     assert shown(page) == "all_reduce"
@@ -107,18 +117,4 @@ def test_without_scripts(chromium: Browser, address: str) -> None:
     assert shown(opened) == "set_epoch"
     opened.locator("label:has([value=wrap])").click()
     assert shown(opened) == "wrap"
-    opened.close()
-
-
-@pytest.mark.xdist_group("site")
-@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
-def test_picture_of_readme(chromium: Browser, motion: str) -> None:
-    """In an <img>, as GitHub has it: it moves to the verdict, and is still for who wants that."""
-    opened = chromium.new_page(viewport={"width": 1000, "height": 600}, reduced_motion=motion)
-    opened.goto((ROOT / "docs/assets/images/break-it.en-light.svg").as_uri())
-    assert opened.evaluate("document.getAnimations().length > 0") == (motion == "no-preference")
-    box = opened.locator("svg").bounding_box()
-    for part in (".bk-terminal", ".bk-code"):
-        last = opened.locator(part).last.bounding_box()
-        assert last["y"] + last["height"] <= box["height"]
     opened.close()

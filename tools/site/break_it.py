@@ -1,15 +1,12 @@
-"""The first screen of the site, and the picture of README: two runs on two processes, of which one
-lacks a line of docs/examples/convert/multi.py. All of it is from break-it.json, which
-record_breaks.py has recorded; what is said of a run follows from its numbers.
-
-    make figures
+"""On the home page: two runs on two processes, of which one lacks a line of
+docs/examples/convert/multi.py. All of it is from break-it.json, which record_breaks.py has
+recorded; what is said of a run follows from its numbers.
 """
 
 import json
 import re
 from fractions import Fraction
 from html import escape
-from pathlib import Path
 
 from doctor import checks  # noqa: F401  (they name the kinds of findings)
 from doctor.report import Report
@@ -17,26 +14,26 @@ from doctor.report import Report
 from .record_breaks import BREAKS, EXAMPLES, LAUNCH, RECORDED, SINGLE, line_of
 from .source import ROOT
 
-IMAGES = ROOT / "docs/assets/images"
 STYLE = ROOT / "docs/assets/stylesheets/break-it.css"
-SCRIPT = ROOT / "docs/assets/javascripts/break-it.js"
-STILL = "set_epoch"  # what is forgotten at first, without scripts, and in README
+STILL = "set_epoch"  # what is forgotten at first, and on the cards
 # The lines that are shown, by a text that no other line of multi.py has.
 LISTED = (
     "batch = args", "sampler = Dist", "train_loader = ", "val_loader = ", "ddp_model = ",
     "for epoch in", "sampler.set_epoch", "loss = ", "dist.all_reduce", "step 7: one line",
-    'print(f"epoch', "step 7: one writer", "torch.save(",
+    'print(f"epoch', "if right / count", "step 7: one writer", "torch.save(",
 )  # fmt: skip
 WORDS = {
     "en": {
         "headline": "Which of these two runs is broken?",
-        "legend": "B ran without the struck part; the doctor names the line with the red number. "
-        "Click another line.",
+        "legend": "B ran without the struck part. Click another line.",
+        "whole": "B ran with all lines. Click one to take it out.",
         "without": "B, line {line}: {instead} in place of {part}",
         "nothing": "nothing",
         "all": "B has all lines",
         "back": "put it back",
         "broken": "B is broken{better}: line {line} {how}.",
+        "wasteful": "B does the work twice: line {line} {how}.",
+        "loud": "B says everything twice, which is no error: line {line} {how}.",
         "better": ", with the better score",
         "missing": "is missing",
         "instead": "is as on one GPU",
@@ -55,12 +52,15 @@ WORDS = {
     },
     "zh": {
         "headline": "这两次训练，哪一次是错的？",
-        "legend": "B 少了划掉的部分；行号标红的是 doctor 指出的那一行。点别的行试试。",
+        "legend": "B 少了划掉的部分。点别的行试试。",
+        "whole": "B 一行不少。点一行，去掉它。",
         "without": "B，第 {line} 行：{part} 换成 {instead}",
         "nothing": "空",
         "all": "B 一行不少",
         "back": "恢复",
         "broken": "错的是 B{better}：第 {line} 行{how}。",
+        "wasteful": "B 把同样的事做了两遍：第 {line} 行{how}。",
+        "loud": "B 的输出重复，但不算错：第 {line} 行{how}。",
         "better": "，它答对的还更多",
         "missing": "没写",
         "instead": "还是单卡写法",
@@ -168,7 +168,8 @@ def panel(name: str, run: dict, right: dict, language: str) -> str:
     if name in BREAKS:
         how = words["instead" if BREAKS[name][2] else "missing"]
         better = words["better"] * (answers(run) > answers(right))
-        broken = words["broken"].format(line=line_of(BREAKS[name][0]) + 1, how=how, better=better)
+        kind = {("twice",): "wasteful", ("lines",): "loud"}.get(tuple(shown), "broken")
+        broken = words[kind].format(line=line_of(BREAKS[name][0]) + 1, how=how, better=better)
         said = f'<b class="bk-bad">{broken}</b> {said}'
     return f"<p>{said}</p>{lanes(run, shown)}{terminal(run, language)}"
 
@@ -191,9 +192,9 @@ def code(line: str, name: str = "") -> str:
     return f'<code style="--in:{indent}">{html}</code>'
 
 
-def listing(language: str, still: bool = False) -> list[str]:
+def listing(language: str) -> list[str]:
     """The lines with their numbers. Where forgetting one has been recorded, it has a radio button,
-    and a label over it that puts it back; the still has neither."""
+    and a label over it that puts it back."""
     words = WORDS[language]
     lines = (EXAMPLES / "multi.py").read_text(encoding="utf-8").splitlines()
     single = (EXAMPLES / "single.py").read_text(encoding="utf-8")
@@ -204,9 +205,9 @@ def listing(language: str, still: bool = False) -> list[str]:
         line = f'<b class="bk-n">{n + 1}</b>'
         name = names.get(n, "")
         line += code(lines[n], name)
-        if not name or (still and name != STILL):
+        if not name:
             html.append(f'<div class="bk-line{added}" data-n="{n + 1}">{line}</div>')
-        elif not still:
+        else:
             checked = ' checked="checked"' * (name == STILL)
             _, part, instead = BREAKS[name]
             said = words["without"].format(
@@ -218,9 +219,6 @@ def listing(language: str, still: bool = False) -> list[str]:
                 f'aria-label="{escape(said)}"/>{line}</label>'
                 f'<label class="bk-back" for="bk-right">{words["back"]}</label></div>'
             )
-        else:  # two in one place, of which the first goes
-            html.append(f'<div class="bk-two"><div class="bk-line first{added}">{line}</div>')
-            html.append(f'<div class="bk-line then bk-off{added}">{line}</div></div>')
     return html
 
 
@@ -231,8 +229,7 @@ def pointed(run: dict, of: str) -> str:
 
 
 def widget(language: str) -> str:
-    """For the home page: without scripts, too, each line shows its run; its own style and script,
-    which no other page needs."""
+    """Without scripts, too, each line shows its run; its own style, which no other page needs."""
     words = WORDS[language]
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
     runs = recorded["runs"]
@@ -251,7 +248,8 @@ def widget(language: str) -> str:
             f'<style>{style}</style><form class="bk" autocomplete="off" data-search-exclude>',
             f'<div class="bk-pair">{log(runs["right"], "A")}<div class="bk-panels">',
             *logs,
-            f'</div></div><div class="bk-pair"><fieldset><legend>{words["legend"]}</legend>',
+            f'</div></div><div class="bk-pair"><fieldset><legend><span>{words["legend"]}</span>'
+            f'<span class="bk-whole">{words["whole"]}</span></legend>',
             '<div class="bk-code">',
             *listing(language),
             '</div><input type="radio" name="break" value="right" id="bk-right" '
@@ -259,68 +257,5 @@ def widget(language: str) -> str:
             '<div class="bk-panels" aria-live="polite">',
             *panels,
             f'</div></div><p class="bk-foot">{words["recorded"].format(**recorded)}</p></form>',
-            f"<script>{SCRIPT.read_text(encoding='utf-8')}</script>",
         ]
     )
-
-
-# ---- the same, moving by itself ----
-SIZES = {"": (960, 470), "-narrow": (390, 700)}  # CSS pixels
-SCHEMES = {"light": "default", "dark": "slate"}
-FONTS = (
-    'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "PingFang SC", "Microsoft YaHei", '
-    '"Noto Sans CJK SC", sans-serif',
-    'ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono"',
-)
-# Eight seconds, three times: two logs, then what is wrong. One who wants no motion has the still.
-MOTION = """
-.bk-two { display: grid; }
-.bk-two > * { grid-area: 1 / 1; }
-.first { opacity: 0; }
-@media (prefers-reduced-motion: no-preference) {
-  .first { animation: first 8s 3 both; }
-  .then { animation: then 8s 3 both; }
-}
-@keyframes first { 0%, 25% { opacity: 1; } 30%, 100% { opacity: 0; } }
-@keyframes then { 0%, 25% { opacity: 0; } 30%, 100% { opacity: 1; } }
-"""
-
-
-def picture(language: str, scheme: str, width: int, height: int) -> str:
-    """An SVG for an <img>, which runs no scripts: it holds the widget's HTML and style."""
-    runs = json.loads(RECORDED.read_text(encoding="utf-8"))["runs"]
-    site = (STYLE.parent / "site.css").read_text(encoding="utf-8")
-    text_font, code_font = FONTS
-    colours = "".join(
-        re.search(rf"^{re.escape(selector)} {{\n(.*?)\n}}", site, re.M | re.S)[1]
-        for selector in (":root", f'[data-md-color-scheme="{SCHEMES[scheme]}"]')
-    )
-    style = (
-        f"svg {{ font: 20px/1.5 {text_font}; }}\n"
-        f".bk {{ {colours} --md-code-font-family: {code_font}; height: {height}px; padding: 12px; "
-        "box-sizing: border-box; color: var(--md-default-fg-color); border-radius: 6px; "
-        "background: var(--md-default-bg-color, #fff); }\n"
-        ".fig-rank0 { background: #3b6fb6; } .fig-rank1 { background: #b5562b; }\n"
-    )
-    style += STYLE.read_text(encoding="utf-8") + pointed(runs[STILL], ".bk") + MOTION
-    style = escape(style, quote=False)
-    inner = "\n".join(listing(language, still=True))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}"><style>{style}</style>'
-        f'<foreignObject width="{width}" height="{height}">'
-        f'<div xmlns="http://www.w3.org/1999/xhtml" class="bk"><div class="bk-pair">'
-        f"{log(runs['right'], 'A')}{log(runs[STILL], 'B')}</div>\n"
-        f'<div class="bk-pair"><div class="bk-code">{inner}</div>\n'
-        f'<div class="then">{panel(STILL, runs[STILL], runs["right"], language)}</div>\n'
-        "</div></div></foreignObject></svg>\n"
-    )
-
-
-def pictures() -> dict[Path, str]:
-    return {
-        IMAGES / f"break-it.{language}-{scheme}{name}.svg": picture(language, scheme, *size)
-        for language in WORDS
-        for scheme in SCHEMES
-        for name, size in SIZES.items()
-    }

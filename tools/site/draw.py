@@ -8,7 +8,7 @@
 - docs/assets/figures/: stills of the figures that move, by their own scripts. They are in the pages
   before any script has run, without scripts, and in print. GitHub, which drops classes and styles,
   gets the picture as an SVG around the same HTML.
-- docs/assets/images/: what break_it.py and proof.py make of results; and the cards, which a chat
+- docs/assets/images/: what proof.py makes of results; and the cards, which a chat
   shows beside a link to the site, 500 pixels wide: so no letter is smaller than 28 of 1200.
 """
 
@@ -261,7 +261,7 @@ def main(mermaid: str) -> None:
     pictures = all_wanted()
     for path in set(DIAGRAMS.iterdir()) - pictures.keys():
         path.unlink()
-    drawn = {**break_it.pictures(), **proof.pictures()}
+    drawn = proof.pictures()
     with browser() as started:
         page = started.new_page()
         page.add_script_tag(path=mermaid)
@@ -271,7 +271,7 @@ def main(mermaid: str) -> None:
         load(page)
         drawn |= {FIGURES / name: text for name, text in stills(page).items()}
         for language in break_it.WORDS:
-            (break_it.IMAGES / f"card.{language}.png").write_bytes(card(page, language))
+            (proof.IMAGES / f"card.{language}.png").write_bytes(card(page, language))
     for path, text in drawn.items():
         path.write_text(text, encoding="utf-8")
 

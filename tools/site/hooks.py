@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
+from tools.site.approaches import switch
 from tools.site.break_it import widget
 from tools.site.codealong import COPIES, LEGEND, file_address, linked
 from tools.site.forms import DESCRIPTION, repository_path
@@ -43,6 +44,7 @@ META = {
     "troubleshooting.md": {"search": {"boost": 2}},
 }
 
+HOME = f"<script>{(ROOT / 'docs/assets/javascripts/home.js').read_text('utf-8')}</script>"
 # Of an address in a copy for the disk what is else a folder: chapters/index.html, convert.html.
 DIRECTORY = re.compile(r"((^|/)index)?\.html")
 
@@ -58,11 +60,15 @@ def on_pre_build(config: MkDocsConfig) -> None:
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Below the first code of a chapter's page: what its marks mean. On the home page, in place of
-    its picture: what moves."""
+    its table and its two logs: what one can choose."""
     language, _, name = page.file.src_uri.partition("/")
     if name == "index.md":
-        before, _, rest = html.partition("<picture>")
-        return before + widget(language) + rest.partition("</picture>")[2]
+        before, _, rest = html.partition('<div class="switch">')
+        table, _, rest = rest.partition("</div>")
+        between, _, rest = rest.partition('<div class="broken">')
+        both = switch(table, language, page.url.count("/")), widget(language)
+        rest = rest[rest.index('<div class="doors"') :]
+        return f"{before}{both[0]}{between}{both[1]}{HOME}{rest}"
     at = html.find("</figure>", html.find(' dist"')) + len("</figure>")
     if not name.startswith("chapters/") or ' dist"' not in html:
         return html
@@ -126,6 +132,8 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     )
     # The other language of a home page is "/" or "/en/", which is wrong below a path.
     root = "../" * page.url.count("/") or "./"
+    if "data-figure" not in output:  # a third of what a page without figures would load
+        output = re.sub(r' *<script src="[^"]*/figures/[^"]*"></script>\n?', "", output)
     output = re.sub(r'href="/((?:en/)?)" hreflang', rf'href="{root}\1" hreflang', output)
     return re.sub(
         r' *<link rel="alternate" href="(.+?)"( hreflang="\w+">\n)',

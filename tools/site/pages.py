@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 from ..benchmark.table import tables
+from .approaches import differing, overview
 from .codealong import difference
 from .forms import END, Directive, SiteError, by_hand, directive
 from .source import ROOT, Source, read, translated
@@ -60,7 +61,9 @@ def diff(path: str, found: Directive, language: str) -> list[str]:
 
 def table(path: str, language: str, key: str = "") -> list[str]:
     """A result of the benchmark, or the rows of the chapter `key`; or a file of Markdown, or its
-    part from <!-- key --> on."""
+    part from <!-- key --> on; or what approaches.py makes."""
+    if path.endswith("approaches.py"):
+        return differing(language) if key else overview(language)
     if path.endswith(".json"):
         return tables(ROOT / path, language, key)
     text = (ROOT / path).read_text(encoding="utf-8")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 # What is for the site or for GitHub alone goes.
 CHANGES = [
-    (r'^(?:<a .*>)?<picture>.*\balt="([^"]*)".*$', r"\1"),
     (r"^ *(<div.*>|</div>|<!--.*-->|\[?!\[.*)$\n?", ""),
     (r"^<details.*>$", "<details>"),
     ("<!-- = .+? -->", ""),  # see words.py

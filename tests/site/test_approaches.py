@@ -1,0 +1,123 @@
+"""The approaches side by side: the switch on the home page, and the tables made from minimal.py."""
+
+import html
+import re
+
+import pytest
+from harness import ROOT
+
+pytest.importorskip("playwright", reason="needs requirements-dev.txt")
+from playwright.sync_api import Browser, Page
+
+from tools.site.approaches import (
+    CHAPTERS,
+    HUB,
+    NAMES,
+    ROWS,
+    SHOWN,
+    SINGLE,
+    cell,
+    launch_of,
+    lines_of,
+    minimal,
+    sides,
+)
+
+VALUES = [value for value, _, _ in NAMES["en"].values()]
+
+
+def lines_for(chapter: str, row: str) -> list[str]:
+    return [line for _, line, purpose in lines_of(chapter) if purpose == row]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_table(row: str) -> None:
+    """Whatever it shows is in a file, and where an approach has other lines it shows others."""
+    assert NAMES["zh"].keys() == NAMES["en"].keys()
+    everything = "\n".join(line for name in (SINGLE, *CHAPTERS) for line in lines_for(name, row))
+    assert [text for text in SHOWN[row] if text.strip() not in everything] == []
+    for chapter in CHAPTERS:
+        same = lines_for(chapter, row) == lines_for(HUB, row)
+        launched = launch_of(chapter).split()[0] == launch_of(HUB).split()[0]
+        if row != "start":
+            assert (cell(chapter, row) == cell(HUB, row)) == same, chapter
+        elif same and launched:
+            assert cell(chapter, row) == cell(HUB, row), chapter
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_sides(chapter: str) -> None:
+    """They are the files, but for what is left out; what is not lit is the same on both sides."""
+    pair = (SINGLE, HUB) if chapter == HUB else (HUB, chapter)
+    plain = []
+    for name, side, lit in zip(pair, sides(chapter, "en"), ("del", "ins"), strict=True):
+        lines = (ROOT / minimal(name)).read_text().splitlines()
+        shown = html.unescape(re.sub(r"<s>\n</s>|<.*?>", "", side)).splitlines()
+        code = [line for line in lines[lines.index("", 2) :] if line.strip()]
+        assert [line for line in code if line in shown] == shown
+        assert all(re.match("import |from ", line) for line in code if line not in shown)
+        plain.append(re.sub(rf"<{lit}>.*?</{lit}>\n|<s>\n</s>", "", side))
+    assert plain[0] == plain[1] and plain[0].count("\n") > 10
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_readme_has_them(language: str) -> None:
+    text = (ROOT / {"en": "README.md", "zh": "README.zh-CN.md"}[language]).read_text()
+    rows = re.findall(r"^\| \[(\d\d) (.+?)\]\(\S+\) \| (.+?) \| `(\w+)` \|", text, re.M)
+    known = [
+        (chapter[:2], name, whom, launch_of(chapter).split()[0])
+        for chapter, (_, name, whom) in NAMES[language].items()
+    ]
+    assert rows == known
+
+
+# --- in a browser ---------------------------------------------------------------------------------
+
+
+def shown_in(page: Page) -> str:
+    """The approach whose program is in sight."""
+    (panel,) = [part for part in page.locator(".ap [data-of]").all() if part.is_visible()]
+    assert page.locator(".ap input:checked").get_attribute("value") == panel.get_attribute(
+        "data-of"
+    )
+    return panel.get_attribute("data-of")
+
+
+@pytest.mark.xdist_group("site")
+def test_switch(page: Page, address: str) -> None:
+    """By mouse, keyboard and address; on the first screen stand all names and the launch line, and
+    one takes main.py as it is."""
+    page.goto(f"{address}en/")
+    assert shown_in(page) == "ddp" and page.evaluate("scrollY") == 0
+    assert [e.get_attribute("value") for e in page.locator(".ap input").all()] == VALUES
+    assert page.locator("[data-of=ddp] .ap-pair").bounding_box()["y"] < 450
+    page.locator("label:has([value=horovod])").click()
+    assert shown_in(page) == "horovod" and page.url.endswith("#take=horovod")
+    page.keyboard.press("ArrowRight")
+    assert shown_in(page) == "evaluation"
+    with page.expect_download() as download:
+        page.locator("[data-of=evaluation] a[download='main.py']").click()
+    main = (ROOT / "07_dist_eval/main.py").read_bytes()
+    assert download.value.path().read_bytes() == main
+    assert download.value.suggested_filename == "main.py"
+
+    page.goto(f"{address}#take=slurm")
+    page.reload()
+    assert shown_in(page) == "slurm"
+    page.evaluate("location.hash = '#take=amp'")
+    page.wait_for_function("document.querySelector('.ap [value=amp]').checked")
+    page.locator("[data-of=amp] .ap-take a:last-of-type").click()
+    page.wait_for_url(f"{address}chapters/04_apex/")
+
+
+@pytest.mark.xdist_group("site")
+def test_switch_without_scripts(chromium: Browser, address: str) -> None:
+    """On a phone, which shows the chosen program alone."""
+    opened = chromium.new_page(java_script_enabled=False, viewport={"width": 390, "height": 844})
+    opened.goto(f"{address}en/")
+    assert shown_in(opened) == "ddp"
+    opened.locator("label:has([value=spawn])").click()
+    assert shown_in(opened) == "spawn"
+    names = opened.locator(".ap figcaption").filter(visible=True).all_text_contents()
+    assert names == ["03_multiprocessing/minimal.py"]
+    opened.close()
