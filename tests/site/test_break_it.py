@@ -1,4 +1,4 @@
-"""Forgetting a line, on the home page: what was recorded is shown, and a run today does the same."""
+"""Forgetting a line, on the home page: as recorded, which a run today does again."""
 
 import copy
 import json
