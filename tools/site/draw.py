@@ -271,7 +271,7 @@ def main(mermaid: str) -> None:
         load(page)
         drawn |= {FIGURES / name: text for name, text in stills(page).items()}
         for language in break_it.WORDS:
-            (proof.IMAGES / f"card.{language}.png").write_bytes(card(page, language))
+            (ROOT / f"docs/assets/images/card.{language}.png").write_bytes(card(page, language))
     for path, text in drawn.items():
         path.write_text(text, encoding="utf-8")
 
