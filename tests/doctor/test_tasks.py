@@ -19,6 +19,7 @@ from doctor.without import PARTS
 from tools.site.pages import wrapped
 
 FOLDER = ROOT / "docs/examples/tasks"
+SHARDED = "language_model/fsdp.py"
 RESULTS = ROOT / "docs/assets/results/doctor"
 TASKS = sorted(path.name for path in FOLDER.iterdir())
 # What torchvision's detectors differ by on several ranks, taken out of both scripts: images are
@@ -83,9 +84,9 @@ def plain_crew() -> Iterator[Crew]:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("task", TASKS)
-def test_nothing_to_say(task: str, plain_crew: Crew, tmp_path: Path) -> None:
-    report = examined(plain_crew, FOLDER / task / "multi.py", tmp_path)["en"]
+@pytest.mark.parametrize("script", [*(f"{task}/multi.py" for task in TASKS), SHARDED])
+def test_nothing_to_say(script: str, plain_crew: Crew, tmp_path: Path) -> None:
+    report = examined(plain_crew, FOLDER / script, tmp_path)["en"]
     assert_all_ran(tmp_path, report)
     assert not report.findings, report.findings
 
@@ -121,18 +122,25 @@ def shown(request: pytest.FixtureRequest) -> Iterator[Callable]:
         rows = [f"| `{task}` | {row['2']} | {row['3']} |" for task, row in sorted(known.items())]
         parts = ["<!-- results -->", head, "| --- | --- | --- |", *rows]
         for task, row in sorted(known.items()):
-            parts += [f"<!-- {task} -->", "```text", *wrapped(row[language]), "```"]
+            if language in row:
+                parts += [f"<!-- {task} -->", "```text", *wrapped(row[language]), "```"]
         (RESULTS / f"tasks.{language}.md").write_text("\n".join(parts) + "\n")
 
 
 def compare(
-    crew: Crew, task: str, folder: Path, size: int, mistake: tuple = (), both: tuple = ()
+    crew: Crew,
+    task: str,
+    folder: Path,
+    size: int,
+    mistake: tuple = (),
+    both: tuple = (),
+    names: tuple = ("single.py", "multi.py"),
 ) -> dict[str, Comparison]:
-    """By language: the task's single.py on one process with its multi.py on so many.
+    """By language: the task's single.py on one process with its multi.py on so many, or other two.
 
     mistake: texts that are changed in multi.py. both: texts that are changed in both.
     """
-    single, multi = ((FOLDER / task / name).read_text() for name in ("single.py", "multi.py"))
+    single, multi = ((FOLDER / task / name).read_text() for name in names)
     texts = faults.changed(single, both), faults.changed(faults.changed(multi, both), mistake)
     comparisons = compared(crew, texts, folder, (1, size), ",".join(PARTS))
     print(comparisons["en"].text())
@@ -153,6 +161,35 @@ def test_is_the_same_training(
     numbers = next(seen for seen in comparison.seen if seen.name.startswith("numbers:"))
     steps = re.search(r"(\d+) of \1 steps", numbers.text)[1]
     shown(task, str(size), f"{steps}, {numbers.values.get('largest') or 0:.0e}")
+
+
+RECOMPUTED = ('"--recompute", ', '"--recompute", default=True, ')
+LORA = ('"--lora", type=int, default=0', '"--lora", type=int, default=4')
+# Scripts that are compared, and what is changed in the second, and in both.
+SHARDS = {
+    "as it is": (("single.py", "fsdp.py"), (), ()),
+    "recomputed": (("single.py", "fsdp.py"), RECOMPUTED, ()),
+    # LoRA, which the others have not: with itself on one process
+    "LoRA": (("fsdp.py", "fsdp.py"), (), LORA),
+    "LoRA, recomputed": (("fsdp.py", "fsdp.py"), RECOMPUTED, LORA),
+}
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("what", SHARDS)
+def test_in_shards_it_is_the_same_training(
+    what: str, size: int, crew: Crew, tmp_path: Path, shown: Callable
+) -> None:
+    names, mistake, both = SHARDS[what]
+    found = compare(crew, "language_model", tmp_path, size, mistake, both, names)["en"]
+    others = {seen.name for seen in found.seen if seen.kind != "same"}
+    assert others == ({"saved:folder"} if names[0] == "single.py" else set()), found.text()
+    assert found.status() == 0 and found.text().endswith("Nothing differs.")
+    numbers = next(seen for seen in found.seen if seen.name.startswith("numbers:"))
+    assert "28 of 28 steps" in numbers.text
+    if what == "as it is":
+        shown(SHARDED, str(size), f"28, {numbers.values.get('largest') or 0:.0e}")
 
 
 @pytest.mark.proof

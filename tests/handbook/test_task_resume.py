@@ -1,5 +1,5 @@
-"""docs/examples/tasks: the three that resume end as if nobody had killed them, and what parts
-of them do."""
+"""docs/examples/tasks: those that resume end as if nobody had killed them, and what parts of them
+do. The language model in shards also goes on on other numbers of ranks, and stops when asked."""
 
 import math
 import os
@@ -18,6 +18,7 @@ from warm import run_warm
 
 FOLDER = ROOT / "docs/examples/tasks"
 KILLED = ROOT / "tests/support/killed.py"
+FSDP = FOLDER / "language_model/fsdp.py"
 
 
 def script_of(task: str, size: int) -> Path:
@@ -73,7 +74,7 @@ KILLS = [
     ("diffusion", 2, 0, "save 2", 3),
     ("diffusion", 1, 0, "step 17", 2),
 ]
-CORE = [KILLS[0], KILLS[2], KILLS[4], KILLS[8]]
+CORE = [KILLS[0], KILLS[4], KILLS[8]]
 
 
 @pytest.mark.parametrize(("task", "size", "rank", "at", "after"), table(KILLS, CORE))
@@ -116,7 +117,7 @@ def test_killed_under_torchrun(undisturbed: Callable, tmp_path: Path) -> None:
 def test_on_another_number_of_ranks(tmp_path: Path) -> None:
     """The language model without dropout goes on with the samples that are left, each once."""
     text = script_of("language_model", 2).read_text()
-    changes = {"dropout=0.1": "dropout=0.0", "logits.float()": "logits"}
+    changes = {"nn.Dropout(0.1)": "nn.Dropout(0.0)", "logits.float()": "logits"}
     changes["\n\ndef main"] = "\n\ntorch.set_default_dtype(torch.float64)\n\n\ndef main"
     for old, new in changes.items():
         assert text.count(old) == 1, old
@@ -152,9 +153,8 @@ def test_decay_groups() -> None:
     decaying, others = (group["params"] for group in names["parameter_groups"](model))
     known = {id(parameter): name for name, parameter in model.named_parameters()}
     assert sorted(map(id, decaying + others)) == sorted(known)
-    kinds = {re.sub(r"blocks\.layers\.\d\.", "", known[id(parameter)]) for parameter in decaying}
-    linear = {"self_attn.out_proj.weight", "linear1.weight", "linear2.weight", "head.weight"}
-    assert kinds == {"self_attn.in_proj_weight", *linear}
+    kinds = {re.sub(r"blocks\.\d\.", "", known[id(parameter)]) for parameter in decaying}
+    assert kinds == {"qkv.weight", "out.weight", "up.weight", "down.weight", "head.weight"}
 
 
 def test_average_precision() -> None:
@@ -180,3 +180,189 @@ def test_a_batch_changes_what_a_detector_finds() -> None:
         alone = [model([image])[0] for image in images]
     equal = [torch.equal(a["scores"], b["scores"]) for a, b in zip(together, alone, strict=True)]
     assert not all(equal)
+
+
+# ---- language_model/fsdp.py ----
+
+
+def launch(folder: Path, size: int, *argv: str, kill: tuple = (), script: Path = FSDP) -> list[str]:
+    """Start it on so many ranks: what rank 0 prints from its first step on.
+
+    kill: a rank, and when it is killed. The others miss it, and end by themselves.
+    """
+    logs = folder / f"start{len(list(folder.glob('start*')))}"
+    logs.mkdir(parents=True)
+    words = [KILLED, *kill] if kill else []
+    codes, texts, errors = run_warm([*words, script, *argv], logs, size, cwd=folder)
+    if kill and len(kill[1].split()) == 2:
+        assert codes[int(kill[0])] == -signal.SIGKILL, errors
+    else:
+        assert not any(codes), errors
+    assert texts[1:] == [""] * (size - 1)  # rank 0 alone prints
+    found = texts[0].splitlines()
+    return [line for line in found if line.startswith(("step", "stopped"))]
+
+
+@pytest.fixture(scope="module")
+def shards_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("whole")
+
+
+@pytest.fixture(scope="module")
+def in_shards(shards_folder: Path) -> tuple[list[str], dict]:
+    """What two ranks print, and export, when nobody kills them."""
+    folder = shards_folder
+    lines = launch(folder, 2, "--export", "model.pt")
+    assert len(lines) == 4
+    return lines, load_state(folder / "model.pt")
+
+
+def test_in_shards_as_with_ddp(in_shards: tuple, undisturbed: Callable) -> None:
+    """Dropout included: the same lines, and the same weights but for the order of sums."""
+    lines, weights = in_shards
+    expected, saved = undisturbed(script_of("language_model", 2), 2)
+    assert lines == expected
+    torch.testing.assert_close(weights, dict(saved["model"]), rtol=0, atol=1e-5)
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "checkpoints").iterdir()}
+
+
+def test_killed_in_the_middle_of_a_save(in_shards: tuple, tmp_path: Path) -> None:
+    """The same line again goes on from the checkpoint before, and ends with the same weights bit
+    for bit: dropout of both ranks, place in the epoch and Adam's state are in it."""
+    lines, weights = in_shards
+    command = ("--resume", "--export", "model.pt", "--keep", "0")
+    launch(tmp_path, 2, *command, kill=("1", "part 150"))
+    assert names_in(tmp_path) == {"step7", "step14", "latest"}
+    half = tmp_path / "checkpoints/step14"
+    assert not (half / ".metadata").exists() and list(half.glob("__1_*"))
+    assert (tmp_path / "checkpoints/latest").read_text() == "step7"
+
+    (half / "left").touch()
+
+    assert launch(tmp_path, 2, *command) == lines[1:]
+    assert_same(load_state(tmp_path / "model.pt"), weights)
+    assert names_in(tmp_path) == {"step7", "step14", "step21", "step28", "latest"}
+    assert not (half / "left").exists()  # what a killed save has left is removed first
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
+def test_asked_to_stop(name: str, in_shards: tuple, tmp_path: Path) -> None:
+    """One rank is asked, all stop after the same step, and nothing is lost."""
+    lines, weights = in_shards
+    command = ("--resume", "--export", "model.pt")
+    stopped = launch(tmp_path, 2, *command, kill=("1", f"step 9 {name}"))
+    assert stopped == [lines[0], "stopped after step 10: go on with --resume"]
+    assert not (tmp_path / "model.pt").exists()
+    assert launch(tmp_path, 2, *command) == lines[1:]
+    assert_same(load_state(tmp_path / "model.pt"), weights)
+
+
+def exact(name: str, folder: Path) -> Path:
+    """The script without dropout, in float64."""
+    text = (FSDP.parent / name).read_text()
+    changes = {"nn.Dropout(0.1)": "nn.Dropout(0.0)", "logits.float()": "logits"}
+    changes["\n\ndef main"] = "\n\ntorch.set_default_dtype(torch.float64)\n\n\ndef main"
+    for old, new in changes.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (folder / name).write_text(text)
+    return folder / name
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("recompute", [[], ["--recompute"]])
+def test_on_other_numbers_of_ranks(recompute: list, tmp_path: Path) -> None:
+    """Begun on two, killed, on three, killed, and on one: the weights are those of DDP."""
+    ddp, script = exact("multi.py", tmp_path), exact("fsdp.py", tmp_path)
+    lines = launch(tmp_path / "ddp", 2, script=ddp)
+    command = ("--resume", "--export", "model.pt", *recompute)
+    found = []
+    for size, kill in ((2, ("1", "step 10")), (3, ("0", "step 9")), (1, ())):
+        found += launch(tmp_path / "fsdp", size, *command, kill=kill, script=script)
+    assert found == lines  # saved after step 7 on two ranks, 14 on three, 21 and 28 on one
+    weights = load_state(tmp_path / "fsdp/model.pt")
+    expected = load_state(tmp_path / "ddp/checkpoint.pt")["model"]
+    torch.testing.assert_close(weights, dict(expected), rtol=0, atol=1e-10)
+
+
+def perplexity_of(names: dict, model: torch.nn.Module) -> float:
+    """In one process, of the sentences that scripts evaluate with."""
+    model.eval()
+    inputs, targets = names["collate"](names["make_sentences"](61, seed=2))
+    with torch.inference_mode():
+        total = names["sum_of_losses"](model, inputs, targets)
+    return math.exp(total / (targets != names["PAD"]).sum())
+
+
+def assert_printed(line: str, expected: float) -> None:
+    found = float(re.search(r"perplexity ([\d.]+)", line)[1])
+    assert math.isclose(found, expected, rel_tol=1e-4)
+
+
+@pytest.mark.proof
+def test_exported_weights(in_shards: tuple, tmp_path: Path) -> None:
+    """Plain tensors, and no more: one process loads them, and comes to the number printed. LoRA
+    begins with such a file, goes on on other ranks, and is saved merged, and alone."""
+    names = runpy.run_path(str(FSDP))
+    lines, weights = in_shards
+    model = names["GPT"]()
+    model.load_state_dict(weights)
+    assert_printed(lines[-1], perplexity_of(names, model))
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+    torch.save(weights, tmp_path / "base.pt")
+    command = ("--resume", "--weights", "base.pt", "--lora", "4")
+    first = launch(tmp_path, 3, *command, "--steps", "7")
+    exports = ("--export", "merged.pt", "--export-lora", "lora.pt")
+    [last] = launch(tmp_path, 2, *command, "--steps", "14", *exports)
+    assert last.startswith("step 14") and len(first) == 1
+    lora, merged = load_state(tmp_path / "lora.pt"), load_state(tmp_path / "merged.pt")
+    assert len(lora) == 16 and all(".lora_" in name for name in lora)
+
+    beside = names["build_model"](4, weights)
+    missing, unexpected = beside.load_state_dict(lora, strict=False)
+    assert sorted(missing) == sorted(weights) and not unexpected
+    assert_printed(last, perplexity_of(names, beside))
+    together = names["GPT"]()
+    together.load_state_dict(merged)
+    assert_printed(last, perplexity_of(names, together))
+    moved = {name for name in weights if not torch.equal(weights[name], merged[name])}
+    assert moved == {name.replace("lora_a.", "") for name in lora if "lora_a" in name}
+
+
+def test_lora_merged() -> None:
+    """One matrix in place of three computes the same."""
+    names = runpy.run_path(str(FSDP))
+    beside, together = names["build_model"](4), names["GPT"]()
+    before = perplexity_of(names, beside)
+    for name, parameter in beside.named_parameters():
+        assert parameter.requires_grad == (".lora_" in name)
+        if name.endswith("lora_b.weight"):
+            torch.nn.init.normal_(parameter, std=0.1)
+    together.load_state_dict(names["merged"](dict(beside.state_dict())))
+    after = perplexity_of(names, beside)
+    assert not math.isclose(before, after, rel_tol=0.01)
+    assert math.isclose(perplexity_of(names, together), after, rel_tol=1e-5)
+
+
+def test_the_last_checkpoints_are_kept(in_shards: tuple, shards_folder: Path) -> None:
+    """Two of four, if nothing else is said."""
+    assert names_in(shards_folder) == {"step21", "step28", "latest"}
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    """One line for each rank, before anything is written."""
+    for words, said in (
+        (["--export-lora", "lora.pt"], "--export-lora needs --lora RANK"),
+        ([], "checkpoints holds a run: add --resume, or name another --folder"),
+    ):
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+        (tmp_path / "checkpoints/latest").write_text("step7")
+        codes, _, errors = run_warm([FSDP, *words], tmp_path, 1, cwd=tmp_path)
+        assert codes == [2] and errors[0].strip().endswith(said), errors
+    codes, _, errors = run_warm([FSDP, "--resume"], tmp_path, 0, cwd=tmp_path)
+    assert codes == [2] and "start it by torchrun" in errors[0]

@@ -1170,6 +1170,28 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          'set_random_state(checkpoint["random"][rank])', "pass"),
         ("batches that were trained on", 2, "before * ACCUMULATE, None", "0, None"),
     ],
+    f"{TASKS}::test_killed_in_the_middle_of_a_save": [
+        ("the random states of ranks that have shards", 1,
+         'set_random_state(state["random"][f"rank{rank}"])', "pass"),
+        ("a checkpoint counts when it is whole", 1,
+         "    dcp.save(state, checkpoint_id=folder)",
+         "    folder.mkdir(parents=True, exist_ok=True)\n"
+         "    (args.folder / 'latest').write_text(folder.name)\n"
+         "    dcp.save(state, checkpoint_id=folder)"),
+        ("what a killed save has left", 1,
+         "if not name or int(folder.name[4:]) > int(name[4:]):", "if False:"),
+    ],
+    f"{TASKS}::test_the_last_checkpoints_are_kept": [
+        ("checkpoints that are too many", 1, "known[: -args.keep]", "[]"),
+    ],
+    f"{TASKS}::test_lora_merged": [
+        ("LoRA's scale, merged", 1, "ALPHA / len(a) * b @ a", "b @ a"),
+    ],
+    f"{TASKS}::test_in_shards_as_with_ddp": [
+        ("tokens of all ranks, in shards", 1, "        dist.all_reduce(counts)\n", ""),
+        ("the mean that FSDP makes of it", 1,
+         "(loss * world_size).backward()  # FSDP", "loss.backward()  # FSDP"),
+    ],
     f"{KILLED}[diffusion-2-0-save 2-3]": [
         ("the count of an average", 2, '"ema": ema,', '"ema": ema.module,'),
         ("a whole checkpoint", 2,

@@ -13,7 +13,7 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, DistributedSampler
@@ -52,22 +52,39 @@ def groups(loader, done, device):
             done += 1
 
 
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x):
+        parts = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
+        q, k, v = parts.permute(2, 0, 3, 1, 4)  # each: batch, heads, places, width of a head
+        # No mask for PAD, which comes last: no token looks at what is behind it.
+        y = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.drop(self.out(y))
+        return x + self.drop(self.down(gelu(self.up(self.norm2(x)))))
+
+
 class GPT(nn.Module):
     def __init__(self, width=32, heads=4, layers=2):
         super().__init__()
         self.tokens = nn.Embedding(VOCAB, width)
         self.positions = nn.Embedding(CONTEXT, width)
-        block = nn.TransformerEncoderLayer(
-            width, heads, 4 * width, dropout=0.1, activation="gelu", batch_first=True
-        )
-        self.blocks = nn.TransformerEncoder(block, layers, enable_nested_tensor=False)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCAB, bias=False)
 
     def forward(self, tokens):
         places = torch.arange(tokens.shape[1], device=tokens.device)
-        later = places[:, None] < places
         x = self.tokens(tokens) + self.positions(places)
-        return self.head(self.blocks(x, later, tokens == PAD, is_causal=True))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
 
 
 def parameter_groups(model):
