@@ -68,6 +68,21 @@ def ema(mesh: DeviceMesh) -> None:
     torch.testing.assert_close([p.full_tensor() for p in found], [p.detach() for p in expected])
 
 
+def muon(mesh: DeviceMesh) -> None:
+    """It changes a matrix as a whole, which a rank has no more: torch gathers it for the step."""
+    torch.manual_seed(0)
+    alone, model = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    model.load_state_dict(alone.state_dict())
+    fully_shard(model, mesh=mesh)
+    for m in (alone, model):
+        optimizer = torch.optim.Muon(m.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            m(torch.full((2, 8), 1.0 + step)).square().mean().backward()
+            optimizer.step()
+    torch.testing.assert_close(model.weight.full_tensor(), alone.weight.detach())
+
+
 def fp16(mesh: DeviceMesh) -> list:
     """On each rank: whether its weights move in each of three steps, and the scale at the end."""
     torch.manual_seed(0)
@@ -105,6 +120,8 @@ if __name__ == "__main__":
         AveragedModel(model)
     except AssertionError as error:
         lines += [f"an EMA made after fully_shard: {str(error).split('.')[0]}"]
+    muon(mesh)
+    lines += ["Muon on shards: the steps of the whole matrix"]
     for rank, (*moved, scale) in enumerate(fp16(mesh)):
         lines += [f"fp16, rank {rank}: weights move {moved}, scale 1024 -> {scale:.0f}"]
     if dist.get_rank() == 0:
