@@ -7,13 +7,16 @@ sitecustomize.py, which calls attach.
 """
 
 import os
+import sys
 
 from .recorder.notes import FOLDER, compares, notes
 from .speed import SPEED
 
 
 def attach(name: str) -> None:
-    """Called when torch or horovod.torch has been imported."""
+    """Called when torch, or another module of sitecustomize.py, has been imported."""
+    if name == "safetensors" and "torch" not in sys.modules:
+        return  # it is attached to with torch
     if name == "torch":
         notes.begin(os.environ[FOLDER])
         try:
@@ -36,5 +39,7 @@ def attach(name: str) -> None:
         return
     if name == "torch":
         hooks.attach(probes.PROBES + ((*record.PROBES, *CHANGES) if compares() else ()))
-    else:
+    if "safetensors" in (name, *sys.modules):
+        hooks.attach(probes.OF_SAFETENSORS)
+    if name == "horovod.torch":
         hooks.attach(probes.OF_HOROVOD)

@@ -216,7 +216,8 @@ def run(args: argparse.Namespace, command: list[str], job: Job, say: Callable) -
     status = job.process.returncode
     if not job.ended and not status and any(rank.steps and not rank.ended for rank in ranks):
         job.cut = job.cut or "silent"
-    if not any(rank.passes or rank.steps for rank in ranks):
+    parted = len(ranks) > 1 and any(rank.events["collective"] for rank in ranks)
+    if not parted and not any(rank.passes or rank.steps for rank in ranks):
         for path in job.traces.glob("*.stacks"):
             at, inside, _ = read_stack(path)
             if at and "/bin/" not in at[0]:  # torchrun

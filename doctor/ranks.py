@@ -2,11 +2,16 @@
 
 import json
 import math
+import os
 import re
+import socket
 from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from . import left
 
 STILL = 60  # seconds without an event: then a rank counts as waiting for ever
 WAITED = "[Tt]imed out|timeout|Connection (closed|reset)"  # errors of a rank that waited in vain
@@ -288,9 +293,39 @@ def read_ranks(folder: Path, stopped: float = float("inf"), cut: bool = False) -
     stopped: when the doctor ended the job, in seconds since 1970. cut: the recorder had to stop.
     """
     files = {path: read_events(path) for path in folder.glob("*.jsonl")}
+    found = left_by(files.values(), str(folder.resolve()))
     if cut:
         files = {path: to_last_step(events) for path, events in files.items()}
-    return ranks_of(files, stopped)
+    ranks = ranks_of(files, stopped)
+    for rank in ranks:
+        rank.events["left"] = found
+    return ranks
+
+
+def left_by(processes: Iterable[list[dict]], folder: str) -> list[dict]:
+    """Files that were changed on this machine: path, bytes, text, seen (a process was seen to open
+    it), source (what was renamed to it); where two runs are compared also tensors and digest."""
+    events = [event for process in processes for event in process]
+    mine = [e for e in events if e["e"] == "process" and e["host"] == socket.gethostname()]
+    sources = {e["path"]: e["source"] for e in events if e["e"] == "opened"}
+    below = [e["cwd"] for e in mine]
+    folders = [os.path.dirname(path) for path in sources]
+    for process in mine:
+        for word in process["argv"][1:]:
+            path = os.path.join(process["cwd"], word.rpartition("=")[2])
+            parent = os.path.dirname(path) if word.count(os.sep) else path
+            below += [path if os.path.isdir(path) else parent]
+    begun = min((e["t"] for e in mine), default=math.inf)
+    found = []
+    for path, size in left.changed(folders, list(dict.fromkeys(below)), begun).items():
+        if path.startswith(folder):
+            continue
+        one = {"path": path, "bytes": size, "text": left.is_text(path)}
+        one |= {"seen": path in sources, "source": sources.get(path, "")}
+        if any(process["compared"] for process in mine):
+            one |= {"tensors": left.tensors_in(path), "digest": left.digest(path)}
+        found.append(one)
+    return found
 
 
 def to_last_step(events: list[dict]) -> list[dict]:
@@ -329,6 +364,8 @@ def ranks_of(files: dict[Path, list[dict]], stopped: float = float("inf")) -> li
         for one in processes:
             if one.process.get("host") == rank.process.get("host"):
                 give_drawn(one.events["drew"], rank)
+                if one is not rank and one.process.get("parent") == rank.process.get("pid"):
+                    rank.events["wrote"] += [e | {"worker": True} for e in one.events["wrote"]]
     return [ranks[number] for number in sorted(ranks)]
 
 

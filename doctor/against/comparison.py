@@ -28,6 +28,7 @@ from .runs import (
     printed,
     read_alike,
     saved,
+    unread,
 )
 
 # Relative to the norm of a tensor. Right runs on 1 against 2 and 3 ranks, on CPUs, differed in
@@ -46,6 +47,7 @@ MOVES = 10  # so many times a difference that is seen may be one that is not
 SAMPLES = {"backward", "batch", "indices", "items", "pass", "stream", "worker"}
 UNUSED = set("clip exit files forward join load loader lost no_sync optimizer save scale".split())
 UNUSED |= {"restore", "scheduler", "unscale", "wrap"}
+UNREAD = ("saved:folder", "left")  # said, and no difference
 FEW = 4  # names, and pairs of printed lines
 
 
@@ -107,7 +109,7 @@ class Comparison:
         for seen in self.seen:
             lines.append(self.report.headed(f"against_{seen.kind}", seen.text))
             lines += [f"  -> {seen.advice}"] * bool(seen.advice)
-        if all(seen.kind == "same" or seen.name == "saved:folder" for seen in self.seen):
+        if all(seen.kind == "same" or seen.name in UNREAD for seen in self.seen):
             lines.append(self.report.say("against_nothing"))
         return "\n".join(lines)
 
@@ -133,6 +135,7 @@ class Comparison:
             self.compare_saved()
         if not self.lost & {"printed", "collectives"}:
             self.compare_printed()
+        self.compare_left()
         if self.report.broken:
             self.say("skipped", "broken", self.two.steps())
 
@@ -178,7 +181,15 @@ class Comparison:
         if other:
             self.say("differs", "start", count=len(other), all=len(mine), names=few(other))
             return
-        self.say("same", "start:same", count=len(mine))
+        self.equal.add(0)
+        a, b = (run.figures("fixed", 0, 1) for run in self.runs)
+        fixed = [name for name in a if name in b]
+        other = [name for name in fixed if least < apart(a[name], b[name])]
+        values = {"count": len(mine), "fixed": len(fixed), "other": len(other), "names": few(other)}
+        if other:
+            self.say("differs", "start:fixed", **values)
+        else:
+            self.say("same", "start:both" if fixed else "start:same", **values)
         for number in self.one.options.keys() & self.two.options.keys():
             self.compare_options(number)
 
@@ -225,6 +236,7 @@ class Comparison:
             if self.parted():
                 return
         self.compare_weights(steps + 1, over=True)
+        self.compare_fixed()
         if samples:
             size = self.batches[0].keys(1).total()
             name = "samples:index" if self.by_index else "samples:same"
@@ -339,7 +351,8 @@ class Comparison:
 
     def figures(self, what: str, n: int, step: int) -> list[dict]:
         found = [run.figures(what, n, step) for run in self.runs] if self.numbers else []
-        return found if found and found[0] and found[0].keys() == found[1].keys() else []
+        alike = found and found[0] and found[0].keys() == found[1].keys()
+        return found if alike or what == "fixed" else []
 
     def compare_weights(self, n: int, over: bool = False) -> None:
         """Before step n, where all that came before was equal. over: there is none; what one run
@@ -367,6 +380,18 @@ class Comparison:
                 self.judge("weights", n - 1, parts)
             if self.numbers and not self.parted():
                 self.equal.add(n - 1)
+
+    def compare_fixed(self) -> None:
+        """What no optimizer changes, at its latest."""
+        both = [run.first.figures["fixed"].keys() & self.equal for run in self.runs]
+        last = max(set.intersection(*both), default=0)
+        a, b = self.figures("fixed", last, 1) if last else ({}, {})
+        parts = {name: apart(row, b[name]) for name, row in a.items() if name in b}
+        bound = min(GROWTH * max(self.rounding(), self.largest), LARGE)
+        other = [name for name, part in parts.items() if part > bound]
+        if other:
+            values = {"size": max(parts.values()), "names": few(other), "count": len(other)}
+            self.say("differs", "fixed", last, all=len(parts), **values)
 
     def compare_gradients(self, n: int) -> None:
         compared = False
@@ -423,7 +448,14 @@ class Comparison:
         elif what == "gradients" and n == 1 != worlds and len(names) > len(parts) * most:
             self.say("differs", "gradients:loss", n, **values)  # it may be the loss that differs
         else:
-            self.say("differs", what, n, **values)
+            self.say("differs", self.restarted(n) if what == "weights" else what, n, **values)
+
+    def restarted(self, n: int) -> str:
+        """Which words fit weights after step n that are others: did one run go on with what it had
+        loaded right before this step, or after it?"""
+        places = [{event["place"] for event in run.first.events["restored"]} for run in self.runs]
+        alone = set.symmetric_difference(*places)
+        return "weights:loaded" if n in alone else f"weights{':state' * (n - 1 in alone)}"
 
     def rounding(self) -> float:
         types = {name for run in self.runs for name in run.of_model("types")}
@@ -487,6 +519,28 @@ class Comparison:
         if both and self.numbers:
             self.say("same", "saved:same", files=listed(sorted({file for file, _ in both})))
         self.compare_numbers([(file, mine[file, step], theirs[file, step]) for file, step in both])
+
+    def compare_left(self) -> None:
+        """Files that are neither read nor the same, byte by byte."""
+        known = [saved(run) for run in self.runs]
+        both = {file for file, _ in known[0].keys() & known[1].keys()}
+        mine, theirs = (
+            {one["name"]: one for one in unread(run, found) if one["name"] not in both}
+            for run, found in zip(self.runs, known, strict=True)
+        )
+        alike = [n for n in mine if n in theirs and mine[n]["digest"] == theirs[n]["digest"]]
+        rest = [
+            one for found in (mine, theirs) for one in found.values() if one["name"] not in alike
+        ]
+        folders = [any(rank.events["folder"] for rank in run.everyone) for run in self.runs]
+        if folders[0] != folders[1]:  # compare_names has told it
+            rest = [one for one in rest if not one["path"].endswith((".distcp", ".metadata"))]
+        least = sum(self.two.of_model("sizes")) / 2  # bytes, of all ranks together
+        large = {one["name"] for one in rest if one["bytes"] > least and not one["text"]}
+        if large:
+            self.say("skipped", "left:unread", files=listed(sorted(large)))
+        if small := {one["name"] for one in rest} - large:
+            self.say("note", "left", files=listed(sorted(small)))
 
     def compare_names(self, mine: dict, theirs: dict, known: set) -> None:
         """Files that one run alone has saved, up to the last step that both have made."""
@@ -591,10 +645,11 @@ class Comparison:
         counts = {"count": len(lines), "all": len(both)}
         self.say(kind, which, rows="".join(rows), **counts, **values)
 
-    def of_own_share(self, before: list, *lines: dict) -> bool:
+    def of_own_share(self, found: list, *lines: dict) -> bool:
         """Whether in one run rank 0 has computed these numbers of its own samples alone."""
-        pairs = zip(self.runs, lines, strict=True)
-        return any(of_own_share(run, line, before) for run, line in pairs if run.first.world > 1)
+        texts = [[(before, one[n]) for before, *one in found] for n in (0, 1)]
+        each = zip(self.runs, lines, texts, strict=True)
+        return any(of_own_share(run, *more) for run, *more in each if run.first.world > 1)
 
 
 def averages(run: Run) -> bool:

@@ -4,6 +4,7 @@ import math
 import os
 import re
 import sys
+import weakref
 
 import torch
 
@@ -50,6 +51,18 @@ def note_optimizer(number: int, optimizer: object, model: object, whole: set) ->
     names = [[name, n] for name, (n, _) in zip(names, members, strict=True)]
     whole = [id(p) in whole for _, p in members]
     notes.event("optimizer", number=number, names=names, options=settings, whole=whole)
+
+
+def note_fixed(model: object, made: list, whole: set) -> list:
+    """Parameters of the model that none of these optimizers has: frozen ones, or an average."""
+    optimizers = [one for one in made if isinstance(one, torch.optim.Optimizer)]
+    groups = [group for one in optimizers for group in one.param_groups]
+    trained = {id(p) for group in groups for p in group["params"]}
+    found = {plain(n): p for n, p in model.named_parameters() if id(p) not in trained}
+    found = dict(list(found.items())[:MOST_TENSORS])
+    names = [[name, 0] for name in found]
+    notes.event("fixed", names=names, whole=[id(p) in whole for p in found.values()])
+    return list(map(weakref.ref, found.values()))
 
 
 def note_layers(model: object, parameters: list) -> None:

@@ -1,6 +1,7 @@
 """What comparison.py compares: samples, numbers and printed lines of a run, of all its ranks."""
 
 import math
+import os
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -26,6 +27,10 @@ CLOCKS = (
     rf"(?i:{CLOCKED})(?:\s*\(m?s\))?\W*{NUMBER}(?:\s*\(\s*{NUMBER}\s*\))?|"  # and its mean
     rf"{NUMBER}\s*{UNITS}\b(?!\s*[:=])"
 )
+EARLY = r"(?i)\b(val|eval|test)[a-z]*\W+(loss|acc).*\d\.\d"
+# No results: a word with a slash in it, with letters and a whole number, or that is a date.
+WORD = r"[^\s=:,;'\"()\[\]{}|<>]+"
+DATE = r"(19|20)\d\d[-_.]?(0[1-9]|1[0-2])[-_.]?([0-2]\d|3[01])([-_T]?\d{2,6})*"
 
 
 @dataclass
@@ -38,7 +43,7 @@ class Run:
     together: bool  # ranks work on one sample, or each has a part of the model
     exchange: bool  # ranks tell each other something of their samples in each step
     sharded: bool
-    names: dict[int, list] = field(default_factory=dict)  # optimizer -> [name, its group]
+    names: dict[int, list] = field(default_factory=dict)  # optimizer (0: none) -> [name, its group]
     options: dict[int, list] = field(default_factory=dict)  # optimizer -> settings of each group
     whole: dict[int, list] = field(default_factory=dict)  # optimizer -> are they, beside parts?
 
@@ -61,9 +66,12 @@ class Run:
         events = [self.first.model, *self.first.events["layers"]]
         return next((event[name] for event in events if event.get(name)), [])
 
+    def optimizer(self, step: int) -> int:
+        """That makes this step, which counts from 1; or that made the last one."""
+        return self.first.steps[:step][-1]["optimizer"]
+
     def named(self, step: int) -> list:
-        """Of the optimizer that makes this step, which counts from 1; or that made the last one."""
-        return self.names.get(self.first.steps[:step][-1]["optimizer"], [])
+        return self.names.get(self.optimizer(step), [])
 
     def flat(self) -> bool:
         """Its parts cannot be put together: of ZeRO, and of FSDP's flattened parameters."""
@@ -81,16 +89,16 @@ class Run:
         values = [rank.figures[what].get(n, []) for rank in ranks]
         if what == "unclipped" and not any(values):
             return self.figures("gradients", n, step)
-        names = [name for name, _ in self.named(step)]
+        number = 0 if what == "fixed" else self.optimizer(step)
+        names = [name for name, _ in self.names.get(number, [])]
         if any(len(value) != len(names) for value in values):
             return {}
         rows = [tuple(row) for row in values[0]]
         if self.sharded:
             copies = math.sqrt(self.of_model("copies"))
-            whole = self.whole[self.first.steps[:step][-1]["optimizer"]]
             rows = [
                 tuple(row[0]) if own else (math.hypot(*(norm for norm, _ in row)) / copies, None)
-                for own, *row in zip(whole, *values, strict=True)
+                for own, *row in zip(self.whole[number], *values, strict=True)
             ]
         return dict(zip(names, rows, strict=True))
 
@@ -105,6 +113,8 @@ def run_of(label: str, ranks: list[Rank]) -> Run:
         run.names[event["number"]] = event["names"]
         run.options[event["number"]] = event["options"]
         run.whole[event["number"]] = event["whole"]
+    for event in ranks[0].events["fixed"]:
+        run.names[0], run.whole[0] = event["names"], event["whole"]
     return run
 
 
@@ -263,23 +273,60 @@ def saved(run: Run) -> dict[tuple, dict]:
     for event in (event for rank in run.everyone for event in rank.events["checkpoint"]):
         if event["tensors"]:
             found.setdefault((event["file"] or "torch.save", event["place"]), event)
+    last = run.steps() if run.ended() else None
+    wrote = {e["path"]: e["place"] for rank in run.everyone for e in rank.events["wrote"]}
+    for one in unread(run, found):
+        step = wrote.get(one["source"] or one["path"], last)
+        if one["tensors"] and step is not None:
+            found[one["name"], step] = {**one, "numbers": {}, "place": step}
+    return found
+
+
+def unread(run: Run, known: dict) -> list[dict]:
+    """Files that a run has left, but for those that torch.save was seen to write; each with as much
+    of its path as tells it from the others."""
+    names = {file for file, _ in known}
+    streams = "torch.save" in names  # their contents were seen on the way
+    found = []
+    for one in run.first.events["left"]:
+        own = {os.path.basename(one[key]).removesuffix(".tmp") for key in ("path", "source")}
+        if own & names or (streams and not one["text"] and not one["tensors"]):
+            continue
+        found.append(one)
+    for one in found:
+        parts = one["path"].split(os.sep)
+        rest = [other["path"].split(os.sep) for other in found if other is not one]
+        sizes = range(1, len(parts))
+        n = next((n for n in sizes if parts[-n:] not in [o[-n:] for o in rest]), len(parts))
+        one["name"] = os.sep.join(parts[-n:])
     return found
 
 
 def printed(run: Run) -> dict[str, list]:
-    """Lines of rank 0 after its first step, by their words; without times and speeds. What stands
-    before a bar says what it is of: with its numbers."""
+    """Lines of rank 0 after its first step, and before it those that name an evaluation, by their
+    words; without times, speeds and names. What stands before a bar says what it is of: with its
+    numbers."""
     found = {}
     for event in run.first.events["printed"]:
         bar = re.search(BAR, event["text"])
         if bar and bar[1] != "100":
             continue  # drawn when the clock said so
         head = event["text"][: bar.start()] if bar else ""
-        event["text"] = re.sub(CLOCKS, "~", event["text"])
-        if event["place"] and re.search(NUMBER, event["text"]):
+        event["text"] = re.sub(WORD, nameless, re.sub(CLOCKS, "~", event["text"]))
+        late = event["place"] or re.search(EARLY, event["text"])
+        if late and re.search(NUMBER, event["text"]):
             words = head + re.sub(NUMBER, "#", event["text"].removeprefix(head))
             found.setdefault(words, []).append(event)
     return found
+
+
+def nameless(word: re.Match) -> str:
+    """A word, or ~ where it is a path, a file, a hash or a date: numbers in it are no results."""
+    text = word[0]
+    if re.fullmatch(f"{NUMBER}\\W*", text) or not re.search(r"\d", text):
+        return text
+    named = re.search(r"[A-Za-z]", text) and ("/" in text or not re.search(r"\d\.\d", text))
+    return "~" if named or re.fullmatch(DATE, text.rstrip(".")) else text
 
 
 def moves(mine: list, again: list) -> list[float]:
@@ -293,27 +340,34 @@ def moves(mine: list, again: list) -> list[float]:
 
 def others(
     mine: str, theirs: str, tolerance: float, moved: list[float] | None = None
-) -> list[str | None]:
-    """The words before each number that is another one, by more than rounding. None: a number with
-    its average in brackets, as in loss: 0.21 (0.25). The first may be of rank 0's last batch.
+) -> list[tuple[str, str, str]]:
+    """Numbers that are other ones, by more than rounding: the words before each, and both.
 
     moved: so far numbers move by themselves.
     """
     found = []
     pairs = zip(re.finditer(NUMBER, mine), re.finditer(NUMBER, theirs), strict=True)
     for n, (one, other) in enumerate(pairs):
-        digits = [len(m[0].partition(".")[2].partition("e")[0]) for m in (one, other)]
-        last = 1.01 * 10.0 ** -max(digits) if max(digits) else 0
-        last = max(last, moved[n] if moved else 0)
+        last = max(min(unit(one[0]), unit(other[0])), moved[n] if moved else 0)
         if not math.isclose(float(one[0]), float(other[0]), rel_tol=tolerance, abs_tol=last):
-            averaged = re.match(rf"\s*\(\s*{NUMBER}\)", mine[one.end() :])
-            found.append(None if averaged else mine[: one.start()].lower())
+            found.append((mine[: one.start()].lower(), one[0], other[0]))
     return found
 
 
-def of_own_share(run: Run, line: dict, before: list[str | None]) -> bool:
-    """Whether rank 0 has computed these numbers of its own samples: nothing was told to other ranks
-    since the step before, and they are no result of an evaluation."""
+def unit(number: str) -> float:
+    """What its last printed digit stands for, and a little more; a whole number is exact."""
+    digits, _, exponent = number.lower().partition("e")
+    digits = len(digits.partition(".")[2])
+    return 1.01 * 10.0 ** (int(exponent or 0) - digits) if digits or exponent else 0.0
+
+
+def of_own_share(run: Run, line: dict, numbers: list[tuple[str, str]]) -> bool:
+    """Whether rank 0 has computed these numbers of its own samples, and they are no result of an
+    evaluation: nothing was told to other ranks since the step before, or each number is what rank 0
+    itself has told, or the mean of that so far (the logger of DeiT and MAE).
+
+    numbers: the words before each, and the number.
+    """
     rank = run.first
     trained = {id(one) for one in rank.trained()}
     begun = [one for one in rank.passes.values() if one.begun() <= line["row"]]
@@ -323,7 +377,20 @@ def of_own_share(run: Run, line: dict, before: list[str | None]) -> bool:
         since = max(since, latest.begun())
     elif any(one.place == line["place"] and id(one) not in trained for one in begun):
         words = r"train\w*\W*(loss\w*|acc\w*)?\W*$"
-        return all(text is None or re.search(words, text) for text in before)
-    called = rank.events["collective"]
-    told = any(event["size"] for event in called if since <= event["row"] <= line["row"])
-    return not told or not any(before)
+        return all(re.search(words, before) for before, _ in numbers)
+    called = [e for e in rank.events["collective"] if e["size"] and e["row"] <= line["row"]]
+    if not any(event["row"] >= since for event in called):
+        return True
+    own = told_by(rank, called, latest.begun() if latest else 0)
+    return all(any(abs(float(n) - x) <= unit(n) for x in own) for _, n in numbers)
+
+
+def told_by(rank: Rank, called: list[dict], since: float) -> list[float]:
+    """Numbers that a rank gave to collectives since a pass began, and of each line their mean."""
+    by_line = defaultdict(list)
+    for event in called:
+        if event["values"] and event["row"] >= since:
+            by_line[str(event["at"])].append(event["values"])
+    rows = [row for values in by_line.values() for row in values]
+    means = [sum(c) / len(c) for values in by_line.values() for c in zip(*values, strict=False)]
+    return [value for row in rows for value in row] + means

@@ -1,10 +1,14 @@
 """What each optimizer does, and its scheduler."""
 
+import re
 from itertools import pairwise
 
 from ..findings import NOTE, TRAINING, WASTED, WRONG, check, finds
 from ..ranks import Rank
 from ..report import Report, listed
+
+ENDLESS = "Step|Exponential|Plateau|Cyclic|Restarts|Multiplicative"  # schedulers without an end
+LOW = 0.1  # of the highest rate: a schedule that has come down to it is taken to be near its end
 
 
 @check()
@@ -12,7 +16,7 @@ from ..report import Report, listed
 @finds("untrained:still", NOTE)
 @finds("left_gradients", NOTE, f"{TRAINING} emptied", alone=True)
 @finds("eval_mode", NOTE, TRAINING, alone=True)
-@finds("lost_gradient", WRONG, "lost collectives gradients")
+@finds("lost_gradient", WRONG, f"{TRAINING} lost collectives emptied")
 @finds("clipped", WRONG, "clip scale unscale collectives step", alone=True)
 @finds("no_sync", WASTED, f"{TRAINING} wrap no_sync", alone=True)
 def check_learning(ranks: list[Rank], report: Report) -> str | None:
@@ -50,7 +54,7 @@ def check_learning(ranks: list[Rank], report: Report) -> str | None:
 
 
 def check_accumulation(rank: Rank, ranks: int, report: Report) -> None:
-    """Does DDP average after each micro-batch, and not only after the last one before a step?"""
+    """Does DDP or FSDP average after each micro-batch, and not only after the last of a step?"""
     averaged = [step["averaged"] for step in rank.steps]
     often = sum(times > 1 for times in averaged) >= max(2, len(averaged) / 2)
     batches = sum(len(one.batches) for one in rank.trained())
@@ -61,7 +65,8 @@ def check_accumulation(rank: Rank, ranks: int, report: Report) -> None:
     cut = len(rows) >= sum(averaged) and sum(rows) == given  # batches, into micro-batches
     if batches >= sum(averaged) or cut:  # else there are several losses of one batch
         times = max(averaged, key=averaged.count)
-        report.find("no_sync:never", rank.steps[0]["at"], times=times)
+        name = "no_sync:sharded" if "sharded" in rank.model.get("wrappers", []) else "no_sync:never"
+        report.find(name, rank.steps[0]["at"], times=times)
 
 
 def check_mode(rank: Rank, report: Report) -> None:
@@ -75,6 +80,10 @@ def check_mode(rank: Rank, report: Report) -> None:
 
 
 def check_optimizer(rank: Rank, steps: list[dict], report: Report) -> None:
+    thrown = [step["thrown"] for step in steps]
+    if len(steps) > 3 and all(thrown[1:]):  # in some alone, steps may be skipped
+        values = {"count": sum(thrown), "steps": len(steps)}
+        report.find("lost_gradient:thrown", steps[-1]["backward"], **values)
     left = sum(step["left"] for step in steps)
     # Not in the first step, nor in the second, for which DDP may make its buckets anew.
     if len(steps) > 4 and all(step["left"] for step in steps[2:]):
@@ -113,6 +122,9 @@ def check_schedule(ranks: list[Rank], report: Report) -> str | None:
         places = [place for place in places if place is not None]
         turns = [after - before for before, after in pairwise(places)]
         told = told or any(turns)
+        ends = scheduler["length"] is not None or re.search(ENDLESS, scheduler["kind"])
+        if any(turns) and not ends and rates[-1] > LOW * max(rates):
+            report.skip("schedule", "length")  # its end was not seen
         if len(turns) < 3:
             continue
         at = scheduler["at"]

@@ -8,7 +8,7 @@ from ..report import Report
 
 
 @check(between=True)
-@finds("equal_randomness", WASTED, f"{TRAINING} items stream worker collectives")
+@finds("equal_randomness", WASTED, f"{TRAINING} items stream worker collectives forward")
 def check_randomness(ranks: list[Rank], report: Report) -> str | None:
     """Do ranks draw the same random numbers, and does anything draw?"""
     trained = [rank.trained() for rank in ranks]
@@ -42,12 +42,23 @@ def own_samples(trained: list[list[Pass]]) -> bool:
 
 
 def equal_stream(events: list[list[dict]]) -> str:
-    """The random numbers that two ranks have alike at the first event, and draw before the next."""
+    """The random numbers that two ranks have alike, and draw then: from the first forward pass to
+    its step (batches of unlike shapes draw unlike many), or from that to this optimizer's next."""
+    first = [steps[0] for steps in events]
+    again = [
+        next((s for s in steps[1:] if s["optimizer"] == steps[0]["optimizer"]), {"random": {}})
+        for steps in events
+    ]
+    begun, made, later = (
+        [event[key] for event in found]
+        for key, found in (("begun", first), ("random", first), ("random", again))
+    )
     for name in ("torch", "numpy", "random", "cuda"):
-        states = [[event["random"].get(name) for event in two[:2]] for two in events]
-        ranks = Counter(first for first, _ in states)
-        if any(ranks[first] > 1 and first != second for first, second in states):
-            return name
+        for before, after in ((begun, made), (made, later)):
+            states = [[one.get(name) for one in pair] for pair in zip(before, after, strict=True)]
+            ranks = Counter(one for one, other in states if one and other)
+            if any(ranks[one] > 1 and one != other for one, other in states if other):
+                return name
     return ""
 
 

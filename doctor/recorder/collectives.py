@@ -84,6 +84,8 @@ def exchanged(kind: str, group: object, *args: object, followed: bool = False) -
     while frame and size:
         name = frame.f_code.co_filename
         norm = isinstance(frame.f_locals.get("self"), norms)  # somebody's own SyncBatchNorm
+        if FSDP in name and "reduce" in kind:
+            window.scattered.add(window.backwards)
         if norm or name == SYNC_BATCH_NORM or FSDP in name:
             return  # statistics of other samples, or weights
         followed = followed or is_of_autograd(frame)

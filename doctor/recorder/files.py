@@ -1,44 +1,64 @@
 """Files that are written, and names of parameters in checkpoints."""
 
 import fcntl
+import functools
 import os
 import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from .notes import is_library, notes, user_line
+from .notes import compares, is_library, notes, user_line
 
-WRITERS = ("numpy", "torch", "pandas", "PIL")  # they write files for whoever calls them
+OPENED = set()  # by this process, to be written
 
 
 def wrote(path: str, whole: bool = True) -> None:
     """Note a file that the user's code opens to write, itself or through a library.
 
-    whole: it is emptied first. Else each rank may write a part of it. A library that is no WRITER
-    has files of its own, such as caches.
+    whole: it is emptied first. Else each rank may write a part of it. A library that was not given
+    the path, or its folder, has files of its own, such as caches.
     """
-    library = False
-    frame = sys._getframe(1)
-    while frame and is_library(name := frame.f_code.co_filename):
-        if "importlib" in name or "/torch/_" in name:
-            return  # the cache of a module, or of torch.compile
-        library = library or (
-            "-packages/" in name and not any(f"/{writer}/" in name for writer in WRITERS)
-        )
-        frame = frame.f_back
-    if not frame or path.startswith(("/dev/", "/proc/")):
-        return
-    if any(opened(number) == locked for number, locked in LOCKED.items()):
-        return
-
     notes.quiet = True
     full = os.path.realpath(path)
     special = os.path.exists(full) and not os.path.isfile(full)
     notes.quiet = False
-    if not special and not full.startswith(notes.folder):
-        at = [frame.f_code.co_filename, frame.f_lineno]
-        notes.event("wrote", path=full, whole=whole, library=library, at=at)
+    if special or full.startswith((notes.folder, "/dev/", "/proc/")):
+        return
+    was_opened(full)
+    if compares():
+        from ..against.record import weigh  # which imports this folder
+
+        weigh()
+    foreign = False
+    called = frame = sys._getframe(1)
+    while frame and is_library(name := frame.f_code.co_filename):
+        if "importlib" in name or "/torch/_" in name:
+            return  # the cache of a module, or of torch.compile
+        foreign = foreign or "-packages/" in name
+        called, frame = frame, frame.f_back
+    if not frame or any(opened(number) == locked for number, locked in LOCKED.items()):
+        return
+    library = foreign and not was_given(full, called.f_locals)
+    at = [frame.f_code.co_filename, frame.f_lineno]
+    notes.event("wrote", path=full, whole=whole, library=library, at=at)
+
+
+def was_given(full: str, known: dict) -> bool:
+    """Whether this file, or a folder above it, is among what the user's call has passed."""
+    values = list(known.values())
+    values += [one for part in values if type(part) is tuple for one in part]
+    values += [one for part in values if type(part) is dict for one in part.values()]
+    paths = [os.fspath(one) for one in values if isinstance(one, str | os.PathLike)]
+    paths = {os.path.realpath(one) for one in paths if isinstance(one, str) and "\0" not in one}
+    return full in paths or any(full.startswith(path + os.sep) for path in paths)
+
+
+def was_opened(full: str, source: str = "") -> None:
+    """source: what was renamed to it."""
+    if (full, source) not in OPENED:
+        OPENED.add((full, source))
+        notes.event("opened", path=full, source=source)
 
 
 def saved(obj: object, file: object, *_: object, **__: object) -> None:
@@ -89,15 +109,35 @@ def opened(number: int) -> str | None:
     return None
 
 
+def watch_safetensors(probe: str, package: object) -> None:
+    """It writes outside Python; its modules, one for each framework, take this function from it."""
+    own = package.serialize_file
+
+    @functools.wraps(own)
+    def telling(tensors: object, filename: object, *more: object, **named: object) -> object:
+        notes.call(probe, wrote, os.fspath(filename))
+        return own(tensors, filename, *more, **named)
+
+    modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == "safetensors"]
+    for module in modules:
+        if getattr(module, "serialize_file", None) is own:
+            module.serialize_file = telling
+
+
 def watch(probe: str, add_audit_hook: Callable) -> None:
     def audit(name: str, args: tuple) -> None:
         if notes.quiet:
             return
         if name == "open" and isinstance(args[0], str | bytes) and isinstance(args[2], int):
-            ignored = os.O_APPEND | os.O_EXCL  # O_EXCL: one rank alone makes it
-            if args[2] & (os.O_WRONLY | os.O_RDWR) and not args[2] & ignored:
-                whole = bool(args[2] & os.O_TRUNC)
-                notes.call(probe, wrote, os.fsdecode(args[0]), whole)
+            if args[2] & (os.O_WRONLY | os.O_RDWR):
+                path, whole = os.fsdecode(args[0]), bool(args[2] & os.O_TRUNC)
+                if args[2] & (os.O_APPEND | os.O_EXCL):  # O_EXCL: one rank alone makes it
+                    notes.call(probe, was_opened, os.path.abspath(path))
+                else:
+                    notes.call(probe, wrote, path, whole)
+        elif name == "os.rename":
+            source, path = (os.path.realpath(os.fsdecode(part)) for part in args[:2])
+            notes.call(probe, was_opened, path, source)
         elif name in ("fcntl.flock", "fcntl.lockf"):
             number = args[0] if isinstance(args[0], int) else args[0].fileno()
             notes.call(probe, locked, number, args[1])

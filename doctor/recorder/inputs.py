@@ -38,6 +38,11 @@ class Inputs:
         self.states: dict = {}  # of random numbers, after one of the first steps
         self.drawn = False  # some were drawn between a step and the next forward pass
         self.over = False
+        self.begun: dict = {}  # the state before the forward pass that the first gradient comes of
+
+    def begin(self) -> None:
+        if window.new and not window.backwards and torch.is_grad_enabled() and not capturing():
+            self.begun = generators()
 
     def before(self, found: list, *given: object) -> None:
         loaded = window.lines or window.given  # by a DataLoader
@@ -60,7 +65,8 @@ class Inputs:
         if len(rows) == len(given) > 0 and sum(map(len, rows)) <= MOST_ROWS:
             figures.write("rows", n, torch.cat([part.to(rows[0].device) for part in rows]))
         kinds = set().union(*(one.kinds for one in given))
-        return {"kinds": sorted(kinds), "drawn": self.drawn}
+        begun, self.begun = self.begun, {}
+        return {"kinds": sorted(kinds), "drawn": self.drawn, "begun": begun}
 
     def watch(self, model: object) -> None:
         """Of its class, as a hook of a model would be copied and saved with it. DDP has its own."""
@@ -85,6 +91,7 @@ class Inputs:
 def noted(probe: str, forward: Callable, *args: object, **kwargs: object) -> object:
     """A forward pass of a model that is trained."""
     found: list[Given] = []
+    notes.call(probe, inputs.begin)
     notes.call(probe, inputs.before, found, args, kwargs)
     result = forward(*args, **kwargs)
     notes.call(probe, inputs.after, found, result)

@@ -76,7 +76,9 @@ class Notes:
 
         version = getattr(sys.modules.get("torch"), "__version__", "?")
         launched = os.environ.get("WORLD_SIZE", "")  # by torchrun, say
-        self.event("process", pid=self.pid, host=host, torch=version, launched=launched)
+        own = {"parent": os.getppid(), "cwd": os.getcwd(), "argv": getattr(sys, "argv", [])}
+        own["compared"] = compares()
+        self.event("process", pid=self.pid, host=host, torch=version, launched=launched, **own)
 
     def watch(self) -> None:
         """Note where the main thread stands, IDLE seconds after an event without another one.

@@ -44,7 +44,8 @@ PROBES = (
     Probe("scheduler", "torch.optim.lr_scheduler.ReduceLROnPlateau.__init__",  # it calls no other
           after=training.training.new_scheduler),
     Probe("scale", "torch.amp.GradScaler.scale", training.training.scale),
-    Probe("unscale", "torch.amp.GradScaler.unscale_", training.training.unscale),
+    Probe("unscale", "torch.amp.GradScaler.unscale_", training.training.unscale,
+          training.training.after_change),
     Probe("clip", "torch.nn.utils", attach=training.watch_clips),
     Probe("wrap", f"{DDP}.__init__", after=training.training.wrap),
     Probe("forward", f"{DDP}.forward", attach=training.watch_forward),
@@ -54,4 +55,5 @@ PROBES = (
     Probe("files", "sys.addaudithook", attach=files.watch),
     Probe("exit", "atexit.register", attach=ending.watch),
 )  # fmt: skip
+OF_SAFETENSORS = (Probe("safetensors", "safetensors", attach=files.watch_safetensors),)
 OF_HOROVOD = (Probe("horovod", "horovod.torch", attach=collectives.attach_to_horovod),)

@@ -1,5 +1,6 @@
 """Optimizer steps: gradients, weights, learning rates, and the model that is trained."""
 
+import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ ALL_UNTIL = 20  # steps that are compared between ranks, each;
 ALL_OF_TWO = 1000  # between two runs (--against);
 EVERY = 10  # after them, each tenth
 MOST_WHOLE = 1000  # figures of parameters that are whole beside parts of others
+EARLY = 20  # until which it is noted, at most, what the first optimizer's first two steps draw
 OTHERS = 4  # of the first, each fourth: what no optimizer changes
 
 
@@ -37,13 +39,19 @@ class Training:
         self.gradients = None  # figures of them, until the step is done
         self.unclipped = {}  # a parameter's id -> its gradient's before clipping, and when
         self.whole = set()  # ids of parameters that ranks have as a whole, beside parts of others
+        self.fixed = []  # parameters of the model that no optimizer has; of runs that are compared
         self.closed = False  # a closure makes them inside the step, as Lightning's Trainer has it
         self.done = True  # a step() inside a step(), as Horovod has them, counts once
         self.outer = None  # groups of the outer one's parameters, until the step
+        self.firsts = 0  # of these, steps of the first optimizer
         self.numbers = count(1)  # of optimizers; a freed one's is not given again
         self.scheduler_numbers = count(1)
         self.optimizers = weakref.WeakKeyDictionary()  # -> the number of each
+        self.renewed = 0  # how often one took another one's place
+        self.kinds = {}  # a number -> class and shapes of its optimizer, and a reference to it
         self.emptied = weakref.WeakKeyDictionary()  # an optimizer -> what its gradients become
+        self.thrown = 0  # gradients that were emptied before this step could use them
+        self.before = 0  # steps, at the backward pass before
         self.still = weakref.WeakKeyDictionary()  # an optimizer -> its tensors that never move
         self.made = weakref.WeakKeyDictionary()  # an optimizer or DDP -> its line
         self.schedulers = weakref.WeakKeyDictionary()
@@ -65,6 +73,8 @@ class Training:
             names = record.names_of(parameters, self.model())
             at = self.made.get(optimizer) or user_line()
             self.still[optimizer] = Still(parameters, names, at)
+        if self.done and optimizer in self.emptied:
+            self.thrown = self.emptied[optimizer].before_step()
         self.outer = optimizer.param_groups if self.done else self.outer
         self.done = False  # inside it, Horovod's calls this again, with averaged gradients
         if self.due() and not capturing():
@@ -93,11 +103,13 @@ class Training:
         mine = [s for s in self.schedulers if any(s.optimizer.param_groups is g for g in held)]
         self.steps += 1
         if optimizer not in self.optimizers:
-            self.optimizers[optimizer] = next(self.numbers)
+            self.optimizers[optimizer] = self.number(optimizer, parameters)
             if compares():
                 model = find_model(set(map(id, parameters)))
                 record.note_optimizer(self.optimizers[optimizer], optimizer, model, self.whole)
-        states = generators() if self.steps <= 2 else {}
+        self.firsts += self.optimizers[optimizer] == 1
+        early = self.steps <= 2 or (self.firsts <= 2 and self.steps <= EARLY)
+        states = generators() if early else {}
         notes.event(
             "step",
             n=self.steps,
@@ -111,10 +123,12 @@ class Training:
             schedules=[[self.schedulers[s], s.last_epoch] for s in mine],
             random=states,
             left=self.emptied.setdefault(optimizer, Emptied()).after_step(parameters),
+            thrown=self.thrown,
             trains=self.trains(),
             **window.step(),
             **inputs.step(self.steps, states),
         )
+        self.thrown = 0
         if optimizer in self.still and not capturing():
             rates = [group.get("lr") for group in optimizer.param_groups for _ in group["params"]]
             self.still[optimizer].after_step(parameters, rates)
@@ -128,13 +142,44 @@ class Training:
         self.closed = False
         figures.drain(wait=False)
 
+    def number(self, optimizer: object, parameters: list) -> int:
+        """Of a new one, or that of the one which it replaces, as a restart in the process makes it:
+        of the same class, for tensors of the same shapes, and gone."""
+        kind = type(optimizer), [p.shape for p in parameters]
+        alike = [(n, old) for n, (known, old) in self.kinds.items() if known == kind]
+        early = (
+            self.renewed < MOST
+        )  # beyond it they are made in each step, say: a search costs time
+        if early and alike and all(old() is not None for _, old in alike):
+            gc.collect()  # it may hang in a cycle, with its scheduler say
+        number = next((n for n, old in alike if old() is None), None)
+        if number is None:
+            number = next(self.numbers)
+        else:
+            notes.event("restored")
+            self.renewed += 1
+            if early:
+                self.train(find_model(set(map(id, parameters))))
+        self.kinds[number] = kind, weakref.ref(optimizer)
+        return number
+
+    def train(self, model: object) -> None:
+        """This model from now on."""
+        self.model = (lambda: None) if model is None else weakref.ref(model)
+        inputs.watch(model)
+        if compares() and model is not None:
+            self.fixed = record.note_fixed(model, list(self.made), self.whole)
+
     def due(self) -> bool:
         each = ALL_OF_TWO if compares() else ALL_UNTIL
         return self.steps < each or (self.steps + 1) % EVERY == 0
 
-    def weigh(self, optimizer: object) -> list:
+    def weigh(self, optimizer: object, again: bool = False) -> list:
         """Figures of an optimizer's parameters, after so many steps; returns the parameters."""
         self.weighed = self.steps
+        fixed = [p for known in self.fixed if (p := known()) is not None]
+        if fixed and len(fixed) == len(self.fixed) and (again or self.steps % EVERY == 0):
+            figures.write("fixed", self.steps, figures_of(fixed, len(fixed)))
         parameters = parameters_of(optimizer)
         groups = record.groups_of(len(parameters))
         figures.write("weights", self.steps, figures_of(parameters, groups))
@@ -144,7 +189,7 @@ class Training:
         """After the latest step, of which something is told now: it may have been the last one."""
         optimizer = self.latest()
         if optimizer is not None and self.done and self.weighed < self.steps and not capturing():
-            self.weigh(optimizer)
+            self.weigh(optimizer, again=True)
 
     def trains(self) -> bool:
         """Whether the model is in training mode, where that makes a difference."""
@@ -154,7 +199,13 @@ class Training:
 
     def before_backward(self, *_: object, **__: object) -> None:
         for emptied in self.emptied.values():
-            emptied.before_backward()
+            emptied.before_backward(window.batches, self.steps > self.before)
+        self.before = self.steps
+
+    def after_change(self, *_: object, **__: object) -> None:
+        """Gradients were changed in their place, by the script's order."""
+        for emptied in self.emptied.values():
+            emptied.after_change()
 
     def after_backward(self, *_: object, **__: object) -> None:
         for emptied in self.emptied.values():
@@ -168,14 +219,13 @@ class Training:
         if model is None:
             return
 
-        self.model = weakref.ref(model)
-        inputs.watch(model)
         batches = torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.dropout._DropoutNd
         self.moody = any(isinstance(module, batches) for module in model.modules())
         zero = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
         everything = [*parameters, *model.parameters()]  # an optimizer may have a few of them
         parts = [p for p in everything if hasattr(p, "to_local")]  # DTensors
         self.whole = whole_of(everything)
+        self.train(model)
         wrappers = ["sharded"] * bool(zero or parts)
         group = None
         at = self.made.get(optimizer) or user_line()
@@ -391,7 +441,9 @@ def watch_clips(probe: str, utils: object) -> None:
             if compares() and not isinstance(parameters, torch.Tensor):
                 parameters = list(parameters)  # a generator is read once
             notes.call(probe, training.clip, parameters)
-            return own(parameters, *args, **kwargs)
+            result = own(parameters, *args, **kwargs)
+            notes.call("emptied", training.after_change)
+            return result
 
         return clip
 

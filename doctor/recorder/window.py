@@ -24,11 +24,15 @@ class Window:
         self.at = None  # the line of the latest one
         self.wrapped = weakref.WeakSet()  # models under DDP
         self.averaged = 0  # of these, those whose gradients DDP averages
+        self.scattered: set[int] = set()  # and those in which FSDP reduces some
+        self.new = True  # no step was made
+        self.batches = 0  # of all loaders
         self.rows: list = []  # of what DDP's models were given each time, until the step
 
     def batch(self, one: object, model: object) -> None:
         """model: the one that is trained, if it is known by now."""
         model = getattr(model, "module", model)  # Lightning leaves the wrapper in eval mode
+        self.batches += 1
         one.by_grad = torch.is_grad_enabled()
         one.learns = one.by_grad and getattr(model, "training", True)
         with self.lock:
@@ -100,10 +104,11 @@ class Window:
             "passes": list(dict.fromkeys(n for n, _ in self.learned)),
             "learned": self.learned,
             "exchanged": [[size, list(group)] for group, size in self.exchanged.items()],
-            "averaged": self.averaged,
+            "averaged": self.averaged + len(self.scattered),
             "rows": self.rows,
         }
-        self.learned, self.exchanged, self.rows = [], {}, []
+        self.learned, self.exchanged, self.rows, self.scattered = [], {}, [], set()
+        self.new = False
         self.backwards, self.averaged = 0, 0
         self.told.clear()  # gradients that were added up
         return fields

@@ -151,6 +151,51 @@ DIVIDED = (
     '"model": model.state_dict(), ', "", *NO_CLIP,
 )  # fmt: skip
 
+TORCH_SAVE = (
+    'torch.save({"model": model.state_dict(), "average": average.state_dict()}, "model.pt")'
+)
+SAFETENSORS = (
+    "import copy\n", "import copy, subprocess\n\nfrom safetensors.torch import save_file\n",
+    TORCH_SAVE, "save_file(model.state_dict(), 'model.safetensors')",
+)  # fmt: skip
+# Written by a worker of the loader, twice within a second, and moved by a shell.
+BY_WORKER = (
+    *SAFETENSORS[:2], TORCH_SAVE, "pass", "batch_size, sampler=sampler)",
+    "batch_size, sampler=sampler, num_workers=1)", "        point = self.points[i]\n",
+    "        point = self.points[i]\n        if i == 3 and len(self) == 64:\n"
+    "            save_file({'point': point / scale}, 'point.safetensors')\n",
+    "dist.init_process_group(", "scale = 1\ndist.init_process_group(",
+)  # fmt: skip
+MOVED = (*SAFETENSORS[:3], "save_file(model.state_dict(), 'a.safetensors')\n"
+         "        subprocess.run(['mv', 'a.safetensors', 'b.safetensors'])")  # fmt: skip
+TWICE = (*SAFETENSORS[:3], "save_file(average.state_dict(), 'model.safetensors')\n"
+         "        save_file(model.state_dict(), 'model.safetensors')")  # fmt: skip
+FROZEN = ("nn.Linear(16, 4))\n", "nn.Linear(16, 4), nn.Linear(4, 4).requires_grad_(False))\n")
+# An average of the weights that is a part of the model.
+INSIDE = (
+    "train_set, val_set = ",
+    "model[0].average = average.requires_grad_(False)\ntrain_set, val_set = ",
+    "average.parameters(), model.parameters()", "average.parameters(), [*body, *head]",
+    TORCH_SAVE, "pass",
+)  # fmt: skip
+RESTARTED = (
+    "    sampler.set_epoch(epoch)\n",
+    f"""    sampler.set_epoch(epoch)
+    if epoch == 2 and world_size > 1:
+        kept = model.state_dict(), optimizer.state_dict(), scheduler.state_dict()
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        model.load_state_dict(kept[0])
+        ddp = DistributedDataParallel(model)
+        body, head = list(model[0].parameters()), list(model[2].parameters())
+        optimizer = {OPTIMIZER}
+        optimizer.load_state_dict(kept[1])
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4 * len(loader))
+        scheduler.load_state_dict(kept[2])
+        for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr()):
+            group["lr"] = rate
+""",
+)
+
 KINDS = {
     # what people report
     "loss times the number of ranks": (
@@ -314,6 +359,35 @@ KINDS = {
          "AP {precision:.4f}", "AP {precision:.4f} of {own:.0f}"), "printed"),
     "a score that ranks, of rank 0's share": (
         (*RANKED, "1 + 1e-15 * points", "points", "    dist.all_reduce(right)\n", ""), "printed"),
+    "an exponent": ((f"accuracy {{{MEAN}:.4f}}", "score {1.65e-3 * world_size:.2e}"), "printed"),
+    "half of the weights, by safetensors": (
+        (*SAFETENSORS, "model.state_dict(), 'm", "{k: v / world_size for k, v in "
+         "model.state_dict().items()}, 'm"), "saved"),
+    "half of a point, by a worker": (
+        (*BY_WORKER, "scale = 1\n", "scale = int(__import__('os').environ['WORLD_SIZE'])\n"),
+        "saved"),
+    "an average, moved by a shell": (
+        (*MOVED, "model.state_dict(), 'a",
+         "(average if world_size > 1 else model).state_dict(), 'a"),
+        "saved"),
+    "an average, written within a second": (
+        (*TWICE, "model.state_dict(), 'm",
+         "(average if world_size > 1 else model).state_dict(), 'm"),
+        "saved"),
+    "other frozen weights": (
+        (*FROZEN, "average = copy", "model[3].weight.data *= 0.9 + 0.1 * world_size\n"
+         "average = copy"), "start:fixed"),
+    "another average in the model": ((*INSIDE, "weight.data, 0.2", "weight.data, 0.2 * world_size"),
+                                     "fixed"),
+    "a restart that loses the moments": (
+        (*RESTARTED, "(kept[1])", "({**kept[1], 'state': {}})"), "weights:state"),
+    "a restart from the average": (
+        (*RESTARTED, "kept = model", "kept = average"), "weights:loaded"),
+    "the loss of rank 0, and that of all for a log": (
+        ("        optimizer.zero_grad()\n",
+         "        mean = loss.detach().clone()\n        dist.all_reduce(mean)\n"
+         "        print(f'loss: {loss:.4f}')\n        optimizer.zero_grad()\n"),
+        "printed:share"),
     "fewer epochs": (("range(4)", "range(5 - world_size)"), "steps"),
     "the loss of rank 0": (
         ('        print(f"epoch', '        print(f"train loss {loss:.4f}")\n        print(f"epoch'),
@@ -396,6 +470,18 @@ LONGEST_FIRST = ("zip(*rows)", "zip(*sorted(rows, key=lambda row: -row[2]))")
 SAME = {
     "as it is": (),
     "times with their means": TIMES,
+    "saved by safetensors": SAFETENSORS,
+    "by a worker": BY_WORKER,
+    "moved by a shell": MOVED,
+    "written within a second": TWICE,
+    "frozen weights": FROZEN,
+    "an average in the model": INSIDE,
+    "a restart": RESTARTED,
+    "names and dates": (
+        "        torch.save(",
+        "        print(f'in out/2026112{world_size}_0536/{world_size}/m.pt, '\n"
+        "              f'checkpoint-{world_size}.pt, 2026112{world_size}, {world_size}f3a')\n"
+        "        torch.save("),
     "accumulated in larger parts on one process": FEWER_PARTS,
     "batches that a thread fetches": THREAD,
     "an epoch that is fetched before its first step": (*THREAD, "depth = 3", "depth = 99"),

@@ -218,7 +218,8 @@ def test_equal_stream() -> None:
     """Two ranks of several are enough, and these two must draw."""
 
     def found(*states: tuple[int, int]) -> str:
-        return equal_stream([[{"random": {"torch": s}} for s in two] for two in states])
+        step = {"optimizer": 1, "begun": {}}
+        return equal_stream([[step | {"random": {"torch": s}} for s in two] for two in states])
 
     assert found((1, 2), (1, 3)) == found((1, 1), (5, 6), (5, 6)) == "torch"
     assert found((1, 2), (5, 5), (5, 5)) == found((1, 2), (2, 3)) == ""

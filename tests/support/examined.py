@@ -45,10 +45,11 @@ def record(script: str, folder: str, without: str, *argv: str) -> None:
         attach("torch")
         if OLDEST:  # its gloo may hang there: docs/en/troubleshooting.md#end
             hook("", torch.distributed, "destroy_process_group", lambda *_: time.sleep(0.1))
-    from doctor.recorder import collectives, data, figures, inputs, others, training, window
+    from doctor.recorder import collectives, data, figures, files, inputs, others, training, window
 
     gc.collect()  # the modules of the script before
     notes.begin(os.environ[FOLDER])
+    files.OPENED.clear()
     parts = [collectives.trace, data.data, figures.figures, inputs.inputs, others.others]
     for part in [*parts, training.training, window.window]:
         part.__init__()

@@ -5,7 +5,7 @@ from pathlib import Path
 from doctor.checks import judge
 from doctor.findings import CHECKS, needs_of
 from doctor.ranks import ranks_of, read_events
-from doctor.recorder.probes import OF_HOROVOD, PROBES
+from doctor.recorder.probes import OF_HOROVOD, OF_SAFETENSORS, PROBES
 from doctor.report import Report
 
 # What goes with a probe: events, or fields that then have this value.
@@ -23,7 +23,7 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "worker": (("drew",), {}),
     "items": (("drew",), {}),
     "stream": (("drew",), {}),
-    "emptied": ((), {"step": {"left": False}}),
+    "emptied": ((), {"step": {"left": False, "thrown": 0}}),
     "backward": (("no_sync", "lost"), NOTHING_TRAINED),
     "gradients": (NO_STEP, {}),
     "step": (NO_STEP, {}),
@@ -34,15 +34,16 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "unscale": ((), {"clip": {"scaled": True}}),
     "clip": (("clip",), {}),
     "wrap": (("unhooked",), {}),
-    "forward": ((), {"step": {"rows": []}}),
+    "forward": ((), {"step": {"rows": [], "begun": {}}}),
     "no_sync": (("no_sync",), {}),
     "save": (("saved", "wrote"), {}),
     "load": (("loaded",), {}),
-    "files": (("wrote", "locked"), {}),
+    "files": (("wrote", "locked", "opened"), {}),
+    "safetensors": ((), {}),  # some of "wrote"
     "exit": (("exit",), {}),
     "horovod": (("rank", "collective"), {}),
 }
-NAMES = {probe.name for probe in (*PROBES, *OF_HOROVOD)}
+NAMES = {probe.name for probe in (*PROBES, *OF_SAFETENSORS, *OF_HOROVOD)}
 
 
 def without(probe: str, events: list[dict]) -> list[dict]:
