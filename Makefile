@@ -1,7 +1,8 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
-# PYTHON names the interpreter that makes the environment, VENV where it goes.
+# PYTHON names the interpreter that makes the environment. `make VENV=DIR` puts it elsewhere; a variable
+# VENV of the shell is somebody else's environment, which `make clean` would remove.
 PYTHON ?= python3
-VENV ?= .venv
+VENV := .venv
 # Tests side by side, up to four and one more than CPUs, as a third of their time is waiting; not where
 # there are GPUs, whose memory and ranks they would share.
 XDIST := $(shell command -v nvidia-smi >/dev/null || printf '%s' "-n $$(($$(nproc) < 4 ? $$(nproc) + 1 : 4)) --dist loadgroup")
@@ -51,8 +52,8 @@ bench: $(VENV)/ready  ## chapters against a plain DDP script, loading images, al
 	$(RUN) tools/benchmark/benchmark.py --all --rounds 2 --steps 6 --variants reference,02,03 $(ARGS)
 
 doctor.pyz:  ## the doctor in one file, to be copied to a cluster: python doctor.pyz torchrun ...
-	@parts=$$(mktemp -d) && trap 'rm -rf "$$parts"' EXIT && cp -r doctor "$$parts" && cd "$$parts/doctor" \
-		&& rm -rf __pycache__ */__pycache__ .ruff_cache ruff.toml && cd "$(CURDIR)" \
+	@parts=$$(mktemp -d) && trap 'rm -rf "$$parts"' EXIT && cp -r doctor "$$parts" \
+		&& (cd "$$parts/doctor" && rm -rf __pycache__ */__pycache__ .ruff_cache ruff.toml) \
 		&& $(PYTHON) -m zipapp "$$parts" --main doctor.command:main --output $(or $(PYZ),$@)
 
 carry:  ## carry an uncommitted change of chapter 02 into the other chapters; lists conflicts

@@ -7,19 +7,17 @@ first GPU, whose memory fills up first, also because it evaluates alone. Without
 GPUs nothing is wrapped: this is then the plain training of a single process.
 
     # generated images, on whatever is there
-    python 01_dataparallel/main.py --synthetic \
+    python main.py --synthetic \
         --arch resnet18 --image-size 64 --batch-size 64 --epochs 3
     # ImageNet on all GPUs; on two of them
-    python 01_dataparallel/main.py --data /imagenet
-    python 01_dataparallel/main.py --data /imagenet --gpus 0,1
+    python main.py --data /imagenet
+    python main.py --data /imagenet --gpus 0,1
 
 Changed against 02_distributed:
 - one process: nobody to share images with, nothing to sum or to broadcast;
 - DataParallel in place of DistributedDataParallel, and --gpus to choose what it uses;
 - no --sync-bn. Each GPU normalises its own part of the batch, and the statistics of the
   first one are kept.
-minimal.py, beside this file, is the approach alone. Explained line by line in
-docs/en/chapters/01_dataparallel.md and docs/zh/chapters/01_dataparallel.md.
 """
 
 import argparse
@@ -33,6 +31,7 @@ import zipfile
 import zlib
 from argparse import Namespace
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -50,28 +49,26 @@ from tqdm import tqdm
 # ImageNet's mean and standard deviation of red, green and blue, from 0 to 1.
 MEAN = [0.485, 0.456, 0.406]
 STD = [0.229, 0.224, 0.225]
-
-
-def fail(message: str) -> NoReturn:
-    """End this process with one line."""
-    raise SystemExit(f"error: {message}")
+# The score of `evaluate` by which the best epoch is chosen: larger is better.
+BEST = "acc1"
 
 
 # ---- flags ----
 def build_parser() -> argparse.ArgumentParser:
     """The flags, with their defaults."""
     parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
+        description=__doc__ and __doc__.splitlines()[0],  # python -OO takes it away
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    cpus = len(os.sched_getaffinity(0))  # that this process may use
-    workers = min(16, cpus)
+    parser.error = fail  # one line about a mistyped flag, too
+    images = parser.add_mutually_exclusive_group(required=True).add_argument
+    images("--data", type=Path, metavar="DIR", help="ImageNet: holds train/ and val/")
+    images("--synthetic", type=int, nargs="?", const=1280, metavar="N", help="made up")
 
-    add = parser.add_mutually_exclusive_group(required=True).add_argument
-    add("--data", type=Path, metavar="DIR", help="ImageNet: holds train/ and val/")
-    add("--synthetic", type=int, nargs="?", const=1280, metavar="N", help="made images")
     add = parser.add_argument
     archs = models.list_models(models)  # none that detects or segments
+    workers = min(16, len(os.sched_getaffinity(0)))  # CPUs that it may use
+    here = Path(__file__).resolve().parent.name
     add("--arch", default="resnet50", choices=archs, metavar="MODEL", help="its name")
     add("--image-size", type=int, default=224, help="width and height in pixels")
     add("--epochs", type=int, default=90, help="passes over the training images")
@@ -83,109 +80,41 @@ def build_parser() -> argparse.ArgumentParser:
     add("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
     add("--compile", action="store_true", help="speed up training by torch.compile")
     add("--pretrained", action="store_true", help="start from weights for 1000 classes")
-    add("--output-dir", type=Path, default="runs/01_dataparallel", help="results")
+    add("--output-dir", type=Path, default=f"runs/{here}", help="results")
     add("--resume", metavar="PATH", nargs="?", const="", help="continue a run")
     add("--evaluate", action="store_true", help="evaluate, and do not train")
     add("--seed", type=int, default=0, help="for weights, order, crops and dropout")
     add("--print-freq", type=int, default=20, help="steps between two lines of the log")
+
     own = parser.add_argument_group("of this chapter")
     gpus = "numbers of the GPUs to use; the first one gathers. None: all"
     own.add_argument("--gpus", metavar="0,1,...", help=gpus)
     return parser
 
 
-def check_flags(args: Namespace) -> None:
-    """Refuse flags that would silently do something else."""
-    for flag, value, least, most in (
-        ("--epochs", args.epochs, 1, math.inf),
-        ("--label-smoothing", args.label_smoothing, 0, 1),
-        ("--workers", args.workers, 0, math.inf),
-        ("--print-freq", args.print_freq, 1, math.inf),
-    ):
-        if not least <= value <= most:  # nan is not, either
-            fail(f"{flag} {value} is out of range: use {least} to {most}")
-    if args.evaluate and args.resume is None and not args.pretrained:
-        fail("--evaluate needs weights: add --resume, --resume PATH or --pretrained")
-
-
 # ---- data ----
-def load_image(path: str) -> Tensor:
-    """The picture as uint8 RGB (3, height, width). Raises ValueError with the path."""
-    try:
-        # decode_image(path) would map the file into memory: a disk that fails would end
-        # the process with a "Bus error", without the name of the file.
-        data = torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
-        image = decode_image(data, ImageReadMode.RGB)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from error
-    if image.dtype != torch.uint8 or image.ndim != 3:  # 16-bit PNG, animated GIF
-        raise ValueError(f"not a single 8-bit image: {path}")
-    return image
-
-
-def synthetic_images(numbers: range, size: int) -> Dataset:
-    """Images that can be learned: each of the ten classes has a colour, under noise."""
-    generator = torch.Generator().manual_seed(0)
-    colours = 64 + 128 * torch.rand(10, 3, 1, 1, generator=generator)
-    noise = 48 * torch.randn(3, size, size, generator=generator)
-    images = torch.empty(len(numbers), 3, size, size, dtype=torch.uint8)
-    for image, number in zip(images, numbers, strict=True):
-        image.copy_((colours[number % 10] + noise.roll(number * 7919)).clamp(0, 255))
-    return TensorDataset(images, torch.tensor(numbers) % 10)
-
-
-def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, int]:
-    """Training set, validation set and number of classes. To use your data replace it,
-    MEAN and STD: an item is a uint8 image (3, size, size), 0 to 255, and the index
-    of its class. Loader workers make the items, and cannot use a GPU."""
+def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, list[str]]:
+    """Training set, validation set and the names of the classes. To use your data
+    replace it, MEAN and STD: an item is a uint8 image (3, size, size), 0 to 255, and
+    the index of its class. Loader workers make the items, and cannot
+    use a GPU."""
     size = args.image_size
     if not args.data:
-        count = args.synthetic
-        train_set = synthetic_images(range(count), size)
-        val_set = synthetic_images(range(count, count + max(1, count // 4)), size)
-        return train_set, val_set, 10
+        return synthetic_datasets(args.synthetic, size)
 
-    for split in ("train", "val"):
-        if not (args.data / split).is_dir():
-            fail(f"--data {args.data} has no folder {split}")
+    check_image_folders(args.data)
     train_view = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()])
     val_view = v2.Compose([v2.Resize(size * 8 // 7), v2.CenterCrop(size)])  # 256/224
     train_set = ImageFolder(args.data / "train", train_view, loader=load_image)
     val_set = ImageFolder(args.data / "val", val_view, loader=load_image)
-    if train_set.classes != val_set.classes:
-        odd = sorted(set(train_set.classes) ^ set(val_set.classes))
-        fail(f"{args.data}: only one of train/ and val/ has {odd[:3]}")
-    return train_set, val_set, len(train_set.classes)
-
-
-class SeededDataset(Dataset):
-    """Random crops and flips that depend on seed, epoch and image alone: they are the
-    same for any number of workers, and after a resume. (This holds for torch's
-    generator, which torchvision uses, but not for numpy's and random's.)"""
-
-    def __init__(self, dataset: Dataset, seed: int) -> None:
-        self.dataset = dataset
-        self.seed = seed
-        # Workers have a copy of this object, made before the first epoch. They see what
-        # is written into this memory later.
-        self.epoch = torch.tensor(0).share_memory_()
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        number = zlib.crc32(f"{self.seed} {self.epoch.item()} {index}".encode())
-        # fork_rng puts the generator back: with --workers 0 dropout may use it as well.
-        with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed: it is slow, because it seeds GPUs too.
-            torch.default_generator.manual_seed(number)
-            return self.dataset[index]
+    return train_set, val_set, train_set.classes
 
 
 def build_loaders(
     args: Namespace, train_set: Dataset, val_set: Dataset
 ) -> tuple[DataLoader, DataLoader]:
     """Batches of both sets."""
+    check_enough(args, train_set)
     options = {
         "batch_size": args.batch_size,
         "num_workers": args.workers,
@@ -216,9 +145,8 @@ def batches(loader: DataLoader, device: torch.device, name: str) -> Iterator:
 # ---- model ----
 def build_model(args: Namespace, num_classes: int) -> nn.Module:
     """Maps images (N, 3, H, W) to logits (N, num_classes). Replace it with your model,
-    and change `model_name`, below."""
-    if args.pretrained and num_classes != 1000:
-        fail(f"--pretrained: 1000 classes, not {num_classes}: docs/en/own-project.md")
+    and change `model_name` in main."""
+    check_pretrained(args, num_classes)
     weights = "DEFAULT" if args.pretrained else None  # for ImageNet's 1000 classes
     return models.get_model(args.arch, weights=weights, num_classes=num_classes)
 
@@ -228,14 +156,13 @@ def build_optimizer(args: Namespace, model: nn.Module) -> Optimizer:
     # A larger batch takes larger steps (Goyal et al. 2017, arXiv:1706.02677). This is a
     # rule for SGD, not for Adam.
     peak = args.lr * args.batch_size / 256
-    parameters = model.parameters()
-    return SGD(parameters, peak, momentum=0.9, weight_decay=args.weight_decay)
+    return SGD(model.parameters(), peak, momentum=0.9, weight_decay=args.weight_decay)
 
 
 def lr_factor(args: Namespace, done: float) -> float:
     """What each peak rate is multiplied by after `done` epochs, such as 2.5: a linear
     warm-up (Goyal et al. 2017), then a cosine (Loshchilov & Hutter 2017,
-    arXiv:1608.03983)."""
+    arXiv:1608.03983). One of torch's schedulers would have to be saved and resumed."""
     warmup = min(5, args.epochs / 10)
     if done < warmup:
         return done / warmup
@@ -243,91 +170,10 @@ def lr_factor(args: Namespace, done: float) -> float:
     return (1 + math.cos(math.pi * progress)) / 2
 
 
-# ---- log and checkpoint ----
-def open_log(args: Namespace) -> TextIO:
-    """The log, locked until this process ends: one run at a time writes into a folder.
-    Fails if it holds a run that this one does not continue."""
-    path = args.output_dir / ("evaluate.jsonl" if args.evaluate else "metrics.jsonl")
-    try:
-        args.output_dir.mkdir(parents=True, exist_ok=True)
-        file = path.open("a", buffering=1)  # a line at a time
-    except OSError as error:
-        fail(f"cannot write {path}: {error}")
-    if args.evaluate:
-        return file
-
-    # Loader workers do not inherit the lock. It is lost, without a word, when this
-    # process opens the file once more and closes it: nothing else may open it.
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        fail(f"another run is at work in {args.output_dir}: `fuser {path}` names it")
-    except OSError as error:  # some file systems of clusters have no locks
-        print(f"cannot lock {path} ({error}): start no second run in its folder")
-    holds_run = file.tell() or os.path.lexists(args.output_dir / "checkpoint.pt")
-    if holds_run and args.resume != "":
-        hint = "use --resume without PATH, or another --output-dir"
-        fail(f"{args.output_dir} holds a run: {hint}")
-    return file
-
-
-def log(file: TextIO, event: str, fields: dict) -> None:
-    """Add a line to the log, and print it."""
-    words = [event]
-    for name, value in fields.items():
-        if name != "args":  # all flags would be too long to print
-            value = f"{value:.4g}" if isinstance(value, float) else value
-            words.append(f"{name} {value}")
-    row = {"event": event, "time": time.time(), **fields}
-    try:
-        file.write(json.dumps(row, default=str) + "\n")  # str: a Path becomes text
-        tqdm.write("  ".join(words))
-    except OSError as error:
-        fail(f"cannot write {file.name} or stdout: {error}")
-
-
-def load_checkpoint(args: Namespace) -> dict:
-    """The checkpoint that --resume names, on the CPU, or {} to begin anew."""
-    if args.resume is None:
-        return {}
-    # --resume alone is "": it takes the checkpoint of --output-dir.
-    path = Path(args.resume or args.output_dir / "checkpoint.pt")
-    if args.resume == "" and not os.path.lexists(path) and not args.evaluate:
-        return {}  # the first start of a job that is always started by the same line
-    try:
-        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():
-            raise ValueError("a checksum is wrong")  # torch would not have looked
-        # map_location: or it is the GPU of before. weights_only: or it may run code.
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        for slot in [checkpoint["model"], *checkpoint["optimizer"]["state"].values()]:
-            if any(torch.is_tensor(v) and v.isnan().any() for v in slot.values()):
-                raise ValueError("weights or momentum are nan")
-    except Exception as error:  # of many kinds; most do not name the file
-        fail(f"cannot load {path}, {error!r:.99}: --resume another, such as best.pt")
-    return checkpoint
-
-
-def save_checkpoint(state: dict, path: Path) -> None:
-    """Write a file beside it, then rename that: a crash or a full disk leaves the old
-    checkpoint as it was."""
-    data = io.BytesIO()  # torch.save to a full disk would not raise an OSError
-    torch.save(state, data)
-    temporary = path.with_suffix(".tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())  # otherwise a power cut may leave it empty
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        fail(f"cannot save {path}: {error}")
-    temporary.replace(path)
-
-
 # ---- training ----
 def train_one_epoch(
     args: Namespace,
-    log_file: TextIO | None,
+    log_file: TextIO,
     model: nn.Module,
     loader: DataLoader,
     optimizer: Optimizer,
@@ -346,7 +192,8 @@ def train_one_epoch(
         # That of the middle of the step: neither the first nor the last one is 0.
         factor = lr_factor(args, epoch + (step - 0.5) / len(loader))
         for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor  # its peak, from main
+            peak = group.setdefault("initial_lr", group["lr"])  # in the first step
+            group["lr"] = factor * peak
 
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
             logits = model(images)
@@ -362,9 +209,7 @@ def train_one_epoch(
         if step % args.print_freq == 0 or step == len(loader):
             seen = (step - logged) * args.batch_size
             mean_loss, accuracy = (totals / seen).tolist()
-            if not math.isfinite(mean_loss):
-                at = f"step {step} of epoch {epoch}"
-                fail(f"the loss is {mean_loss} at {at}: use a lower --lr, and --resume")
+            check_finite(mean_loss, f"at step {step} of epoch {epoch}")
             row = {
                 "epoch": epoch,
                 "step": step,
@@ -380,7 +225,9 @@ def train_one_epoch(
 
 # ---- evaluation ----
 @torch.inference_mode()
-def evaluate(args: Namespace, model: nn.Module, loader: DataLoader) -> dict:
+def evaluate(
+    args: Namespace, model: nn.Module, loader: DataLoader, num_classes: int
+) -> dict:
     """Loss and accuracies on the validation set, by name: sums over all images, divided
     once."""
     device = next(model.parameters()).device
@@ -390,15 +237,14 @@ def evaluate(args: Namespace, model: nn.Module, loader: DataLoader) -> dict:
     for images, targets in batches(loader, device, "val"):
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
             logits = model(images).double()  # float64: many losses are added up
-        hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
+        hits = logits.topk(min(5, num_classes)).indices == targets[:, None]
         totals[0] += nn.functional.cross_entropy(logits, targets, reduction="sum")
         totals[1] += hits[:, 0].sum()
         totals[2] += hits.sum()
         totals[3] += len(targets)
 
     loss, top1, top5, images = totals.tolist()
-    if not math.isfinite(loss):  # before anybody saves such weights
-        fail(f"the validation loss is {loss}: use a lower --lr, and --resume")
+    check_finite(loss, "in validation")  # before anybody saves such weights
     return {
         "loss": loss / images,
         "acc1": 100 * top1 / images,
@@ -410,9 +256,7 @@ def evaluate(args: Namespace, model: nn.Module, loader: DataLoader) -> dict:
 # ---- the run ----
 def pick_gpus(args: Namespace) -> list[int]:
     """The numbers of the GPUs to use: the first has the weights. [] is the CPU."""
-    # With a driver that is too old torch counts the GPUs, but would take the CPU.
-    if torch.cuda.device_count() and not torch.cuda.is_available():
-        fail("torch cannot use the GPUs of this machine: its driver may be too old")
+    check_gpus()
     count = torch.cuda.device_count()
     if not args.gpus:
         return list(range(count))
@@ -456,32 +300,19 @@ def main(argv: list[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     check_flags(args)
     log_file = open_log(args)
-    checkpoint = load_checkpoint(args)
-    first_epoch = checkpoint.get("epoch", 0)
-    train_set, val_set, num_classes = build_datasets(args)
-    if len(train_set) < args.batch_size and not args.evaluate:
-        fail(f"--batch-size {args.batch_size} is more than all {len(train_set)} images")
-    model_name = f"{args.arch} with {num_classes} classes"
-    if checkpoint and checkpoint.get("model_name") != model_name:
-        saved = checkpoint.get("model_name", "another program")
-        fail(f"--resume: the checkpoint is of {saved}, not of {model_name}")
+    train_set, val_set, classes = build_datasets(args)
+    model_name = f"{args.arch} with {len(classes)} classes"
+    run = describe_run(model_name, classes, train_set)
+    checkpoint = load_checkpoint(args, run)  # {} for a new run
 
     device = setup_device(args)  # before the loaders, which pin memory for it
     train_loader, val_loader = build_loaders(args, train_set, val_set)
-    if first_epoch >= args.epochs and not args.evaluate:
-        print(f"nothing to train: all {args.epochs} epochs are done")
 
     torch.manual_seed(args.seed)
-    raw_model = build_model(args, num_classes)
+    raw_model = build_model(args, len(classes))
     raw_model.to(device, memory_format=torch.channels_last)
     optimizer = build_optimizer(args, raw_model)
-    for group in optimizer.param_groups:
-        group["initial_lr"] = group["lr"]
-    if checkpoint:
-        raw_model.load_state_dict(checkpoint["model"])
-        state = optimizer.state_dict()  # with the settings of this command line
-        state["state"] = checkpoint["optimizer"]["state"]  # such as momentum
-        optimizer.load_state_dict(state)
+    restore(checkpoint, raw_model, optimizer)
     gpus = pick_gpus(args)
     model = raw_model  # for training steps; raw_model is evaluated and saved
     if len(gpus) > 1:
@@ -489,45 +320,346 @@ def main(argv: list[str] | None = None) -> None:
         model = DataParallel(model, gpus)  # [dist]
     model = torch.compile(model) if args.compile else model
 
-    start = {
-        "epoch": first_epoch,
-        "torch": torch.__version__,
-        "device": str(device),
-        "gpus": len(gpus),
-        "steps_per_epoch": len(train_loader),
-        "args": vars(args),
-    }
-    log(log_file, "start", start)
-
-    if args.evaluate:
-        results = evaluate(args, raw_model, val_loader)
-        log(log_file, "eval", {"epoch": first_epoch, **results})
-    epochs = [] if args.evaluate else range(first_epoch, args.epochs)
+    log_start(log_file, args, device, len(gpus), len(train_loader), run, checkpoint)
+    first_epoch = checkpoint.get("epoch", 0)
     best = checkpoint.get("best") if args.resume == "" else None  # a PATH begins anew
-    for epoch in epochs:
+    if args.evaluate:
+        scores = evaluate(args, raw_model, val_loader, len(classes))
+        log(log_file, "eval", {"epoch": first_epoch, **scores})
+    for epoch in range(first_epoch, 0 if args.evaluate else args.epochs):
         # Each epoch has an order of its own, the same as in 02_distributed.
-        train_loader.sampler.generator.manual_seed(args.seed * 1_000_003 + epoch)
-        train_loader.dataset.epoch.fill_(epoch)  # and its own crops and flips
+        train_loader.sampler.generator.manual_seed(1_000_003 * args.seed + epoch)
+        train_loader.dataset.set_epoch(epoch)  # and its own crops and flips
         # Dropout differs between epochs, and is the same after a resume.
-        torch.manual_seed(zlib.crc32(f"{args.seed} {epoch}".encode()))
+        torch.manual_seed(seed_of(args.seed, epoch))
         train_one_epoch(args, log_file, model, train_loader, optimizer, epoch)
-        results = evaluate(args, raw_model, val_loader)
-        log(log_file, "eval", {"epoch": epoch, **results})
+        scores = evaluate(args, raw_model, val_loader, len(classes))
+        log(log_file, "eval", {"epoch": epoch, **scores})
 
-        is_best = best is None or results["acc1"] > best  # larger is better
-        best = float(results["acc1"]) if is_best else best
+        is_best = best is None or scores[BEST] > best
+        best = float(scores[BEST]) if is_best else best
         state = {
             "model": raw_model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "epoch": epoch + 1,
             "best": best,
-            "model_name": model_name,
+            **run,
         }
-        # best.pt first: after a kill between the two, a resume will write both again.
-        if is_best:
-            save_checkpoint(state, args.output_dir / "best.pt")
-        save_checkpoint(state, args.output_dir / "checkpoint.pt")
-    log(log_file, "end", {"best_acc1": best})
+        save_checkpoints(args, state, is_best)
+    log(log_file, "end", {f"best_{BEST}": best})
+
+
+# ---- what protects a long run: training needs none of it ----
+def fail(message: str) -> NoReturn:
+    """End this process with one line."""
+    raise SystemExit(f"error: {message}")
+
+
+def check_flags(args: Namespace) -> None:
+    """Refuse flags that would silently do something else."""
+    most_workers = max(16, 4 * len(os.sched_getaffinity(0)))
+    for flag, value, least, most in (
+        ("--epochs", args.epochs, 1, math.inf),
+        ("--lr", args.lr, 0, math.inf),
+        ("--weight-decay", args.weight_decay, 0, math.inf),
+        ("--label-smoothing", args.label_smoothing, 0, 1),
+        ("--workers", args.workers, 0, most_workers),
+        ("--print-freq", args.print_freq, 1, math.inf),
+    ):
+        if not (least <= value <= most and math.isfinite(value)):  # nan is not, either
+            fail(f"{flag} {value} is out of range: use {least} to {most}")
+    if args.lr == 0:
+        fail("--lr 0.0 trains nothing: use a larger one, or --evaluate")
+    if args.evaluate and args.resume is None and not args.pretrained:
+        fail("--evaluate needs weights: add --resume, --resume PATH or --pretrained")
+
+
+def check_image_folders(data: Path) -> None:
+    """Fail unless train/ and val/ are there, with the same classes."""
+    for split in ("train", "val"):
+        if not (data / split).is_dir():
+            fail(f"--data {data} has no folder {split}")
+    train, val = (
+        {entry.name for entry in os.scandir(data / split) if entry.is_dir()}
+        for split in ("train", "val")
+    )
+    if train != val:
+        fail(f"{data}: only one of train/ and val/ has {sorted(train ^ val)[:3]}")
+    if len(train) == 1:  # such as train/train/: nothing to tell apart
+        fail(f"{data}/train has one folder, {train.pop()!r}: it needs one per class")
+
+
+def check_enough(args: Namespace, train_set: Dataset) -> None:
+    """Fail where an epoch would have no step."""
+    if len(train_set) < args.batch_size and not args.evaluate:
+        fail(f"--batch-size {args.batch_size} is more than all {len(train_set)} images")
+
+
+def check_pretrained(args: Namespace, num_classes: int) -> None:
+    """Fail where the downloaded weights have another last layer than the data needs."""
+    if args.pretrained and num_classes != 1000:
+        fail(
+            f"--pretrained: 1000 classes, not {num_classes}. In build_model write: "
+            'model = models.get_model(args.arch, weights="DEFAULT"); '
+            "model.fc = nn.Linear(model.fc.in_features, num_classes); return model"
+        )
+
+
+def check_gpus() -> None:
+    """Fail where training would silently take the CPU."""
+    # With a driver that is too old torch counts the GPUs, but would take the CPU.
+    if torch.cuda.device_count() and not torch.cuda.is_available():
+        fail("torch cannot use the GPUs of this machine: its driver may be too old")
+
+
+def check_finite(loss: float, where: str) -> None:
+    """Fail if the loss is infinite or not a number."""
+    if not math.isfinite(loss):
+        fail(f"the loss is {loss} {where}: use a lower --lr, and --resume")
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """How many items there are and, of an ImageFolder, a checksum of classes and names,
+    and of the sizes of a hundred files."""
+    samples = dataset.samples if isinstance(dataset, ImageFolder) else []
+    names = [path.removeprefix(str(dataset.root)) for path, _ in samples]
+    sizes = [os.path.getsize(path) for path, _ in samples[:: len(samples) // 100 + 1]]
+    checksum = zlib.crc32(os.fsencode("\n".join(names) + str(sizes)))
+    return f"{len(dataset)} (checksum {checksum:x})"
+
+
+def load_image(path: str) -> Tensor:
+    """The picture as uint8 RGB (3, height, width). Raises ValueError with the path."""
+    try:
+        # decode_image(path) would map the file into memory: a disk that fails would end
+        # the process with a "Bus error", without the name of the file.
+        data = torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
+        image = decode_image(data, ImageReadMode.RGB)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"cannot read {path!r}: {error}") from error
+    if image.dtype != torch.uint8 or image.ndim != 3:  # 16-bit PNG, animated GIF
+        raise ValueError(f"not a single 8-bit image: {path!r}")
+    return image
+
+
+def synthetic_datasets(count: int, size: int) -> tuple[Dataset, Dataset, list[str]]:
+    """`count` images to train on, a quarter as many to validate, and names of classes.
+    They can be learned: each of the ten classes has a colour, under noise."""
+    total = count + max(1, count // 4)
+    generator = torch.Generator().manual_seed(0)
+    colours = 64 + 128 * torch.rand(10, 3, 1, 1, generator=generator)
+    noise = 48 * torch.randn(3, size, size, generator=generator)
+    images = torch.empty(total, 3, size, size, dtype=torch.uint8)
+    labels = torch.arange(total) % 10
+    for number, image in enumerate(images):
+        # All have the same noise, but each begins it at another place.
+        image.copy_((colours[labels[number]] + noise.roll(7919 * number)).clamp(0, 255))
+    train_set = TensorDataset(images[:count], labels[:count])
+    return train_set, TensorDataset(images[count:], labels[count:]), list("0123456789")
+
+
+def seed_of(*numbers: int) -> int:
+    """One seed that depends on all of the numbers, such as --seed and epoch."""
+    return zlib.crc32(" ".join(map(str, numbers)).encode())
+
+
+class SeededDataset(Dataset):
+    """Random crops and flips that depend on seed, epoch and image alone: they are the
+    same for any number of workers, and after a resume. (This holds for torch's
+    generator, which torchvision uses, but not for numpy's and random's.)"""
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        # Workers have a copy of this object, made before the first epoch. They see what
+        # is written into this memory later.
+        self.epoch = torch.tensor(0).share_memory_()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch.fill_(epoch)
+
+    def __getitem__(self, index: int) -> Any:
+        # fork_rng puts the generator back: with --workers 0 dropout may use it as well.
+        with torch.random.fork_rng(devices=[]):
+            # Not torch.manual_seed: it is slow, because it seeds GPUs too.
+            seed = seed_of(self.seed, self.epoch.item(), index)
+            torch.default_generator.manual_seed(seed)
+            return self.dataset[index]
+
+
+def open_log(args: Namespace) -> TextIO:
+    """The log, locked until this process ends: one run at a time writes into a folder.
+    Fails if it holds a run that this one does not continue."""
+    path = args.output_dir / ("evaluate.jsonl" if args.evaluate else "metrics.jsonl")
+    try:
+        args.output_dir.mkdir(parents=True, exist_ok=True)
+        file = path.open("a", buffering=1)  # a line at a time
+    except OSError as error:
+        fail(f"cannot write {path}: {error}")
+    if args.evaluate:
+        return file
+
+    # Loader workers do not inherit the lock. It is lost, without a word, when this
+    # process opens the file once more and closes it: nothing else may open it.
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(f"another run is at work in {args.output_dir}: `fuser {path}` names it")
+    except OSError as error:  # some file systems of clusters have no locks
+        print(f"cannot lock {path} ({error}): start no second run in its folder")
+    holds_run = file.tell() or os.path.lexists(args.output_dir / "checkpoint.pt")
+    if holds_run and args.resume != "":
+        hint = "use --resume without PATH, or another --output-dir"
+        fail(f"{args.output_dir} holds a run: {hint}")
+    return file
+
+
+def log(file: TextIO, event: str, fields: dict) -> None:
+    """Add a line to the log, and print it."""
+    words = [event]
+    for name, value in fields.items():
+        if name != "args":  # all flags would be too long to print
+            value = f"{value:.4g}" if isinstance(value, float) else value
+            words.append(f"{name} {value}")
+    row = {"event": event, "time": time.time(), **fields}
+    try:
+        file.write(json.dumps(row, default=str) + "\n")  # str: a Path becomes text
+        tqdm.write("  ".join(words))
+    except OSError as error:
+        fail(f"cannot write {file.name} or stdout: {error}")
+
+
+def log_start(
+    file: TextIO,
+    args: Namespace,
+    device: torch.device,
+    gpus: int,
+    steps_per_epoch: int,
+    run: dict,
+    checkpoint: dict,
+) -> None:
+    """The first row of the log, and what a run that goes on should say."""
+    first_epoch = checkpoint.get("epoch", 0)
+    start = {
+        "epoch": first_epoch,
+        "torch": torch.__version__,
+        "device": str(device),
+        "gpus": gpus,
+        "steps_per_epoch": steps_per_epoch,
+        "args": vars(args),
+    }
+    log(file, "start", start)
+    if args.evaluate or not checkpoint:
+        return
+    if first_epoch >= args.epochs:
+        print(f"nothing to train: all {args.epochs} epochs are done")
+    if "classes" not in checkpoint:
+        print("the checkpoint does not name its classes: they were not compared")
+    elif checkpoint["images"] != run["images"]:
+        images = f"{run['images']} images, before {checkpoint['images']}"
+        print(f"the run goes on with other images: {images}")
+
+
+def describe_run(model_name: str, classes: list[str], train_set: Dataset) -> dict:
+    """What a checkpoint says of its run: `check_same_run` compares it."""
+    run = {"model_name": model_name, "metric": BEST, "classes": classes}
+    return run | {"images": fingerprint(train_set)}
+
+
+def check_same_run(args: Namespace, run: dict, checkpoint: dict) -> None:
+    """Fail if this run would misread the checkpoint."""
+    saved = checkpoint.get("model_name", "another program")
+    if saved != run["model_name"]:
+        fail(f"--resume: the checkpoint is of {saved}, not of {run['model_name']}")
+    before = checkpoint.get("classes", run["classes"])
+    for label, (old, new) in enumerate(zip_longest(before, run["classes"])):
+        if old != new:  # what the model calls `label`
+            fail(f"--resume: class {label} was {old!r}, and is {new!r} in these images")
+    metric = checkpoint.get("metric", BEST)
+    if metric != BEST and args.resume == "" and not args.evaluate:
+        hint = "give its PATH to --resume, and another --output-dir"
+        fail(f"best.pt was chosen by {metric}, not by {BEST}: {hint}")
+
+
+def load_checkpoint(args: Namespace, run: dict) -> dict:
+    """The checkpoint that --resume names, on the CPU, or {} to begin anew."""
+    if args.resume is None:
+        return {}
+    # --resume alone is "": it takes the checkpoint of --output-dir.
+    path = Path(args.resume or args.output_dir / "checkpoint.pt")
+    if args.resume == "" and not os.path.lexists(path) and not args.evaluate:
+        check_best(args)
+        return {}  # the first start of a job that is always started by the same line
+    checkpoint = read_checkpoint(path)
+    check_same_run(args, run, checkpoint)
+    return checkpoint
+
+
+def check_best(args: Namespace) -> None:
+    """Fail where a run that begins anew would overwrite the best epoch of another. (A
+    job that was killed between its first two saves has a best.pt of one epoch.)"""
+    best, lost = args.output_dir / "best.pt", args.output_dir / "checkpoint.pt"
+    if os.path.lexists(best) and read_checkpoint(best)["epoch"] > 1:
+        fail(f"{lost} is gone, {best} is there: copy that to {lost} to go on from it")
+
+
+def read_checkpoint(path: Path) -> dict:
+    """What the file holds. Fails if it is not there, damaged, or of another kind."""
+    if not path.exists():
+        fail(f"--resume {path}: there is no such file")
+    try:
+        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():
+            raise ValueError("a checksum is wrong")  # torch would not have looked
+        # Without map_location it would land on the GPU that it was saved from; without
+        # weights_only it might run code.
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        for slot in [checkpoint["model"], *checkpoint["optimizer"]["state"].values()]:
+            tensors = filter(torch.is_tensor, slot.values())
+            if not all(tensor.isfinite().all() for tensor in tensors):
+                raise ValueError("weights or momentum are not finite")
+        if checkpoint["epoch"] < 0 or not math.isfinite(checkpoint.get("best") or 0):
+            raise ValueError("epoch or best is out of range")
+    except Exception as error:  # of many kinds; most do not name the file
+        fail(f"cannot load {path}, {error!r:.99}: --resume another, such as best.pt")
+    return checkpoint
+
+
+def restore(checkpoint: dict, model: nn.Module, optimizer: Optimizer) -> None:
+    """Give back weights and momentum, if there is a checkpoint. The optimizer keeps the
+    settings of this command line."""
+    if not checkpoint:
+        return
+    model.load_state_dict(checkpoint["model"])
+    state = optimizer.state_dict()
+    state["state"] = checkpoint["optimizer"]["state"]
+    optimizer.load_state_dict(state)
+
+
+def save_checkpoints(args: Namespace, state: dict, is_best: bool) -> None:
+    """best.pt comes first: after a kill between the two a resume writes both again."""
+    if is_best:
+        save_checkpoint(state, args.output_dir / "best.pt")
+    save_checkpoint(state, args.output_dir / "checkpoint.pt")
+
+
+def save_checkpoint(state: dict, path: Path) -> None:
+    """Write a file beside it, then rename that: a crash or a full disk leaves the old
+    checkpoint as it was."""
+    data = io.BytesIO()  # torch.save to a full disk would not raise an OSError
+    torch.save(state, data)
+    temporary = path.with_suffix(".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())  # otherwise a power cut may leave it empty
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        fail(f"cannot save {path}: {error}")
+    temporary.replace(path)
 
 
 if __name__ == "__main__":

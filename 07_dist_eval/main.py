@@ -4,10 +4,10 @@ Use its evaluation wherever a reported accuracy must be right: for any number of
 and ranks it equals that of a single process. It evaluates checkpoints of all chapters.
 
     # two processes on generated images, on two GPUs or on CPUs
-    torchrun --standalone --nproc-per-node 2 07_dist_eval/main.py --synthetic 1300 \
+    torchrun --standalone --nproc-per-node 2 main.py --synthetic 1300 \
         --arch resnet18 --image-size 64 --batch-size 64 --epochs 3 --compare-naive
     # a checkpoint, on all GPUs of a machine
-    torchrun --standalone --nproc-per-node gpu 07_dist_eval/main.py --data /imagenet \
+    torchrun --standalone --nproc-per-node gpu main.py --data /imagenet \
         --evaluate --resume runs/02_distributed/best.pt --save-predictions top5.csv
 
 Changed against 02_distributed:
@@ -15,8 +15,6 @@ Changed against 02_distributed:
   files, come from it;
 - --save-predictions: every image once, in the order of the data set, from all ranks;
 - --compare-naive: the padded sampler and the mean of means, and how far off they are.
-minimal.py, beside this file, is the approach alone. Explained line by line in
-docs/en/chapters/07_dist_eval.md and docs/zh/chapters/07_dist_eval.md.
 """
 
 import argparse
@@ -31,6 +29,7 @@ import zipfile
 import zlib
 from argparse import Namespace
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
@@ -50,34 +49,26 @@ from tqdm import tqdm
 # ImageNet's mean and standard deviation of red, green and blue, from 0 to 1.
 MEAN = [0.485, 0.456, 0.406]
 STD = [0.229, 0.224, 0.225]
-
-
-def fail(message: str) -> NoReturn:
-    """End with one line. torchrun then ends the other ranks, and repeats the line at
-    the end of its report."""
-    try:
-        raise SystemExit(f"error: {message}")
-    except SystemExit as error:  # which @errors.record, on main, does not report
-        errors.get_error_handler().record_exception(error)
-        raise
+# The score of `evaluate` by which the best epoch is chosen: larger is better.
+BEST = "acc1"
 
 
 # ---- flags ----
 def build_parser() -> argparse.ArgumentParser:
     """The flags, with their defaults."""
     parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
+        description=__doc__ and __doc__.splitlines()[0],  # python -OO takes it away
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    cpus = len(os.sched_getaffinity(0))  # that this process may use
-    cpus //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # [dist] ranks of this machine
-    workers = max(1, min(16, cpus))
+    parser.error = fail  # so that torchrun repeats the line about a mistyped flag
+    images = parser.add_mutually_exclusive_group(required=True).add_argument
+    images("--data", type=Path, metavar="DIR", help="ImageNet: holds train/ and val/")
+    images("--synthetic", type=int, nargs="?", const=1280, metavar="N", help="made up")
 
-    add = parser.add_mutually_exclusive_group(required=True).add_argument
-    add("--data", type=Path, metavar="DIR", help="ImageNet: holds train/ and val/")
-    add("--synthetic", type=int, nargs="?", const=1280, metavar="N", help="made images")
     add = parser.add_argument
     archs = models.list_models(models)  # none that detects or segments
+    workers = min(16, cpus_of_rank())
+    here = Path(__file__).resolve().parent.name
     add("--arch", default="resnet50", choices=archs, metavar="MODEL", help="its name")
     add("--image-size", type=int, default=224, help="width and height in pixels")
     add("--epochs", type=int, default=90, help="passes over the training images")
@@ -90,128 +81,41 @@ def build_parser() -> argparse.ArgumentParser:
     add("--compile", action="store_true", help="speed up training by torch.compile")
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks (GPUs only)")
     add("--pretrained", action="store_true", help="start from weights for 1000 classes")
-    add("--output-dir", type=Path, default="runs/07_dist_eval", help="results")
+    add("--output-dir", type=Path, default=f"runs/{here}", help="results")
     add("--resume", metavar="PATH", nargs="?", const="", help="continue a run")
     add("--evaluate", action="store_true", help="evaluate, and do not train")
     add("--seed", type=int, default=0, help="for weights, order, crops and dropout")
     add("--print-freq", type=int, default=20, help="steps between two lines of the log")
+
     add = parser.add_argument_group("of this chapter").add_argument
     add("--save-predictions", type=Path, metavar="FILE", help="CSV of all top 5, new")
     add("--compare-naive", action="store_true", help="evaluate as most scripts do, too")
     return parser
 
 
-def check_flags(args: Namespace, world_size: int) -> None:
-    """Refuse flags that would silently do something else."""
-    if args.batch_size % world_size:  # [dist] each rank's gradient weighs the same
-        lower = max(1, args.batch_size // world_size) * world_size
-        sizes = f"use {lower} or {lower + world_size}"
-        fail(f"--batch-size must be a multiple of the {world_size} ranks: {sizes}")
-    for flag, value, least, most in (
-        ("--epochs", args.epochs, 1, math.inf),
-        ("--label-smoothing", args.label_smoothing, 0, 1),
-        ("--workers", args.workers, 0, math.inf),
-        ("--print-freq", args.print_freq, 1, math.inf),
-    ):
-        if not least <= value <= most:  # nan is not, either
-            fail(f"{flag} {value} is out of range: use {least} to {most}")
-    if args.evaluate and args.resume is None and not args.pretrained:
-        fail("--evaluate needs weights: add --resume, --resume PATH or --pretrained")
-
-    file = args.save_predictions
-    if file and (file.exists() or not file.parent.is_dir()):
-        fail(f"--save-predictions {file}: name a new file in a folder that exists")
-
-
 # ---- data ----
-def load_image(path: str) -> Tensor:
-    """The picture as uint8 RGB (3, height, width). Raises ValueError with the path."""
-    try:
-        # decode_image(path) would map the file into memory: a disk that fails would end
-        # the process with a "Bus error", without the name of the file.
-        data = torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
-        image = decode_image(data, ImageReadMode.RGB)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from error
-    if image.dtype != torch.uint8 or image.ndim != 3:  # 16-bit PNG, animated GIF
-        raise ValueError(f"not a single 8-bit image: {path}")
-    return image
-
-
-def synthetic_images(numbers: range, size: int) -> Dataset:
-    """Images that can be learned: each of the ten classes has a colour, under noise."""
-    generator = torch.Generator().manual_seed(0)
-    colours = 64 + 128 * torch.rand(10, 3, 1, 1, generator=generator)
-    noise = 48 * torch.randn(3, size, size, generator=generator)
-    images = torch.empty(len(numbers), 3, size, size, dtype=torch.uint8)
-    for image, number in zip(images, numbers, strict=True):
-        image.copy_((colours[number % 10] + noise.roll(number * 7919)).clamp(0, 255))
-    return TensorDataset(images, torch.tensor(numbers) % 10)
-
-
-def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, int]:
-    """Training set, validation set and number of classes. To use your data replace it,
-    MEAN and STD: an item is a uint8 image (3, size, size), 0 to 255, and the index
-    of its class. All ranks need the same items in the same order. Loader workers make
-    the items, and cannot use a GPU."""
+def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, list[str]]:
+    """Training set, validation set and the names of the classes. To use your data
+    replace it, MEAN and STD: an item is a uint8 image (3, size, size), 0 to 255, and
+    the index of its class. All ranks need the same items in the same order. Loader
+    workers make the items, and cannot use a GPU."""
     size = args.image_size
     if not args.data:
-        count = args.synthetic
-        train_set = synthetic_images(range(count), size)
-        val_set = synthetic_images(range(count, count + max(1, count // 4)), size)
-        return train_set, val_set, 10
+        return synthetic_datasets(args.synthetic, size)
 
-    for split in ("train", "val"):
-        if not (args.data / split).is_dir():
-            fail(f"--data {args.data} has no folder {split}")
+    check_image_folders(args.data)
     train_view = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()])
     val_view = v2.Compose([v2.Resize(size * 8 // 7), v2.CenterCrop(size)])  # 256/224
     train_set = ImageFolder(args.data / "train", train_view, loader=load_image)
     val_set = ImageFolder(args.data / "val", val_view, loader=load_image)
-    if train_set.classes != val_set.classes:
-        odd = sorted(set(train_set.classes) ^ set(val_set.classes))
-        fail(f"{args.data}: only one of train/ and val/ has {odd[:3]}")
-    return train_set, val_set, len(train_set.classes)
-
-
-def fingerprint(dataset: Dataset) -> str:
-    """What ranks must have alike: how many items and, of an ImageFolder, a checksum of
-    classes and names, and of the sizes of a hundred files."""
-    samples = dataset.samples if isinstance(dataset, ImageFolder) else []
-    names = [path.removeprefix(str(dataset.root)) for path, _ in samples]
-    sizes = [os.path.getsize(path) for path, _ in samples[:: len(samples) // 100 + 1]]
-    checksum = zlib.crc32(os.fsencode("\n".join(names) + str(sizes)))
-    return f"{len(dataset)} (checksum {checksum:x})"
-
-
-class SeededDataset(Dataset):
-    """Random crops and flips that depend on seed, epoch and image alone: they are the
-    same for any number of ranks and workers, and after a resume. (This holds for
-    torch's generator, which torchvision uses, but not for numpy's and random's.)"""
-
-    def __init__(self, dataset: Dataset, seed: int) -> None:
-        self.dataset = dataset
-        self.seed = seed
-        # Workers have a copy of this object, made before the first epoch. They see what
-        # is written into this memory later.
-        self.epoch = torch.tensor(0).share_memory_()
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        number = zlib.crc32(f"{self.seed} {self.epoch.item()} {index}".encode())
-        # fork_rng puts the generator back: with --workers 0 dropout may use it as well.
-        with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed: it is slow, because it seeds GPUs too.
-            torch.default_generator.manual_seed(number)
-            return self.dataset[index]
+    return train_set, val_set, train_set.classes
 
 
 def build_loaders(
     args: Namespace, train_set: Dataset, val_set: Dataset, rank: int, world_size: int
 ) -> tuple[DataLoader, DataLoader]:
     """Loaders of this rank's share of both sets. Their workers start here."""
+    check_enough(args, train_set)
     options = {
         "batch_size": args.batch_size // world_size,  # [dist] --batch-size is global
         "num_workers": args.workers,
@@ -222,28 +126,18 @@ def build_loaders(
         "generator": torch.Generator().manual_seed(args.seed + rank),  # [dist]
     }
     # All ranks shuffle alike, and each takes every world_size-th image: together their
-    # first batches are the first batch of a single process, and so on. The sampler's
-    # drop_last leaves out images that are not enough for all ranks, the loader's those
-    # that do not fill a batch: all ranks have equally many steps.
-    seed = args.seed * 1_000_003  # seeds far apart, because the sampler adds the epoch
+    # first batches are the first batch of a single process, and so on. Both drop_last
+    # leave out images that do not fill a batch: all ranks have equally many steps.
+    seed = 1_000_003 * args.seed  # far apart, because the sampler adds the epoch
     sampler = DistributedSampler(  # [dist]
         train_set, world_size, rank, seed=seed, drop_last=True
     )
     train_set = SeededDataset(train_set, args.seed)
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
-    share: list[int] = []  # of the validation set; still empty
-    val_loader = DataLoader(val_set, sampler=share, **options)
-
-    # The first iter() of a loader forks its workers, which live for the run (and drop
-    # what they load for it). A fork copies locks that other threads hold, and nobody
-    # releases the copies: so it comes before the process group, which has threads, and
-    # while val_loader is empty. Its images would wait in shared memory, of which a
-    # container may have little, and its thread would pin them during the second fork.
-    iter(val_loader)
-    if not args.evaluate:
-        iter(train_loader)
     # Each image once: a DistributedSampler would repeat or drop some.
-    share += range(rank, len(val_set), world_size)  # [dist]
+    share = list(range(rank, len(val_set), world_size))  # [dist]
+    val_loader = DataLoader(val_set, sampler=share, **options)
+    start_workers(args, train_loader, val_loader)
     return train_loader, val_loader
 
 
@@ -251,7 +145,7 @@ def batches(loader: DataLoader, device: torch.device, name: str) -> Iterator:
     """Images (N, 3, H, W), normalised and channels_last, and targets, on the device."""
     mean = 255 * torch.tensor(MEAN, device=device).view(3, 1, 1)
     std = 255 * torch.tensor(STD, device=device).view(3, 1, 1)
-    hidden = dist.get_rank() > 0 or None  # [dist] None: hidden without a terminal
+    hidden = True if dist.get_rank() > 0 else None  # [dist] None: without a terminal
     for images, targets in tqdm(loader, name, leave=False, disable=hidden):
         images = images.to(device, non_blocking=True)  # bytes are 1/4 of floats
         images = images.float(memory_format=torch.channels_last)
@@ -261,9 +155,8 @@ def batches(loader: DataLoader, device: torch.device, name: str) -> Iterator:
 # ---- model ----
 def build_model(args: Namespace, num_classes: int) -> nn.Module:
     """Maps images (N, 3, H, W) to logits (N, num_classes). Replace it with your model,
-    and change `model_name`, below."""
-    if args.pretrained and num_classes != 1000:
-        fail(f"--pretrained: 1000 classes, not {num_classes}: docs/en/own-project.md")
+    and change `model_name` in main."""
+    check_pretrained(args, num_classes)
     weights = "DEFAULT" if args.pretrained else None  # for ImageNet's 1000 classes
     return models.get_model(args.arch, weights=weights, num_classes=num_classes)
 
@@ -273,102 +166,18 @@ def build_optimizer(args: Namespace, model: nn.Module) -> Optimizer:
     # A larger batch takes larger steps (Goyal et al. 2017, arXiv:1706.02677). This is a
     # rule for SGD, not for Adam.
     peak = args.lr * args.batch_size / 256
-    parameters = model.parameters()
-    return SGD(parameters, peak, momentum=0.9, weight_decay=args.weight_decay)
+    return SGD(model.parameters(), peak, momentum=0.9, weight_decay=args.weight_decay)
 
 
 def lr_factor(args: Namespace, done: float) -> float:
     """What each peak rate is multiplied by after `done` epochs, such as 2.5: a linear
     warm-up (Goyal et al. 2017), then a cosine (Loshchilov & Hutter 2017,
-    arXiv:1608.03983)."""
+    arXiv:1608.03983). One of torch's schedulers would have to be saved and resumed."""
     warmup = min(5, args.epochs / 10)
     if done < warmup:
         return done / warmup
     progress = (done - warmup) / (args.epochs - warmup)
     return (1 + math.cos(math.pi * progress)) / 2
-
-
-# ---- log and checkpoint ----
-def open_log(args: Namespace) -> TextIO:
-    """The log, locked until this process ends: one run at a time writes into a folder.
-    Fails if it holds a run that this one does not continue."""
-    path = args.output_dir / ("evaluate.jsonl" if args.evaluate else "metrics.jsonl")
-    try:
-        args.output_dir.mkdir(parents=True, exist_ok=True)
-        file = path.open("a", buffering=1)  # a line at a time
-    except OSError as error:
-        fail(f"cannot write {path}: {error}")
-    if args.evaluate:
-        return file
-
-    # Loader workers do not inherit the lock. It is lost, without a word, when this
-    # process opens the file once more and closes it: nothing else may open it.
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        fail(f"another run is at work in {args.output_dir}: `fuser {path}` names it")
-    except OSError as error:  # some file systems of clusters have no locks
-        print(f"cannot lock {path} ({error}): start no second run in its folder")
-    holds_run = file.tell() or os.path.lexists(args.output_dir / "checkpoint.pt")
-    if holds_run and args.resume != "":
-        hint = "use --resume without PATH, or another --output-dir"
-        fail(f"{args.output_dir} holds a run: {hint}")
-    return file
-
-
-def log(file: TextIO | None, event: str, fields: dict) -> None:
-    """Add a line to the log, which only rank 0 has, and print it."""
-    if file is None:
-        return
-    words = [event]
-    for name, value in fields.items():
-        if name != "args":  # all flags would be too long to print
-            value = f"{value:.4g}" if isinstance(value, float) else value
-            words.append(f"{name} {value}")
-    row = {"event": event, "time": time.time(), **fields}
-    try:
-        file.write(json.dumps(row, default=str) + "\n")  # str: a Path becomes text
-        tqdm.write("  ".join(words))
-    except OSError as error:
-        fail(f"cannot write {file.name} or stdout: {error}")
-
-
-def load_checkpoint(args: Namespace) -> dict:
-    """The checkpoint that --resume names, on the CPU, or {} to begin anew."""
-    if args.resume is None:
-        return {}
-    # --resume alone is "": it takes the checkpoint of --output-dir.
-    path = Path(args.resume or args.output_dir / "checkpoint.pt")
-    if args.resume == "" and not os.path.lexists(path) and not args.evaluate:
-        return {}  # the first start of a job that is always started by the same line
-    try:
-        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():
-            raise ValueError("a checksum is wrong")  # torch would not have looked
-        # map_location: or all ranks load onto GPU 0. weights_only: or it may run code.
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        for slot in [checkpoint["model"], *checkpoint["optimizer"]["state"].values()]:
-            if any(torch.is_tensor(v) and v.isnan().any() for v in slot.values()):
-                raise ValueError("weights or momentum are nan")
-    except Exception as error:  # of many kinds; most do not name the file
-        fail(f"cannot load {path}, {error!r:.99}: --resume another, such as best.pt")
-    return checkpoint
-
-
-def save_checkpoint(state: dict, path: Path) -> None:
-    """Write a file beside it, then rename that: a crash or a full disk leaves the old
-    checkpoint as it was."""
-    data = io.BytesIO()  # torch.save to a full disk would not raise an OSError
-    torch.save(state, data)
-    temporary = path.with_suffix(".tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())  # otherwise a power cut may leave it empty
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        fail(f"cannot save {path}: {error}")
-    temporary.replace(path)
 
 
 # ---- training ----
@@ -393,7 +202,8 @@ def train_one_epoch(
         # That of the middle of the step: neither the first nor the last one is 0.
         factor = lr_factor(args, epoch + (step - 0.5) / len(loader))
         for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor  # its peak, from main
+            peak = group.setdefault("initial_lr", group["lr"])  # in the first step
+            group["lr"] = factor * peak
 
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
             logits = model(images)
@@ -410,9 +220,7 @@ def train_one_epoch(
             dist.all_reduce(totals)  # [dist] sums over all ranks
             seen = (step - logged) * args.batch_size
             mean_loss, accuracy = (totals / seen).tolist()
-            if not math.isfinite(mean_loss):  # then it is so on all ranks
-                at = f"step {step} of epoch {epoch}"
-                fail(f"the loss is {mean_loss} at {at}: use a lower --lr, and --resume")
+            check_finite(mean_loss, f"at step {step} of epoch {epoch}")
             row = {
                 "epoch": epoch,
                 "step": step,
@@ -475,8 +283,7 @@ def evaluate(
     dist.all_reduce(totals)  # [dist]
     dist.all_reduce(pairs)  # [dist]
     loss, top5 = totals.tolist()
-    if not math.isfinite(loss):  # before anybody saves such weights
-        fail(f"the validation loss is {loss}: use a lower --lr, and --resume")
+    check_finite(loss, "in validation")  # before anybody saves such weights
     confusion = pairs.view(num_classes, num_classes)
     images = confusion.sum().item()
     scores = {
@@ -503,6 +310,12 @@ def gather_rows(rows: Tensor, count: int) -> Tensor:
 
 def write_csv(path: Path, rows: list[list]) -> None:
     """Write a temporary file and rename it, so that there is never half a file."""
+    # A spreadsheet would take a class or a path that begins like a formula for one.
+    formula = ("=", "+", "-", "@")
+    rows = [
+        [f"'{cell}" if str(cell).startswith(formula) else cell for cell in row]
+        for row in rows
+    ]
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(rows)
@@ -551,16 +364,15 @@ def write_predictions(
     write_csv(path, lines)
 
 
-def write_details(args: Namespace, val_set: Dataset, found: Evaluation) -> None:
+def write_details(
+    args: Namespace, names: list[str], val_set: Dataset, found: Evaluation
+) -> None:
     """Rank 0 writes the tables of the last evaluation."""
     likeliest = found.likeliest
     if args.save_predictions:
         likeliest = gather_rows(likeliest, len(val_set))  # [dist] from all ranks
     if dist.get_rank() != 0:  # [dist] one writer for one file
         return
-    names = [str(number) for number in range(len(found.confusion))]
-    if isinstance(val_set, ImageFolder):
-        names = val_set.classes
     write_confusion(args.output_dir, names, found.confusion)
     if args.save_predictions:
         write_predictions(args.save_predictions, names, val_set, likeliest)
@@ -604,15 +416,9 @@ def evaluate_naive(
 # ---- the run ----
 def setup_device(local_rank: int) -> torch.device:
     """The GPU of this process, made its current one, or the CPU."""
-    # With a driver that is too old torch counts the GPUs, but would take the CPU.
-    if torch.cuda.device_count() and not torch.cuda.is_available():
-        fail("torch cannot use the GPUs of this machine: its driver may be too old")
+    check_gpus(local_rank)
     if not torch.accelerator.is_available():
         return torch.device("cpu")
-
-    gpus = torch.accelerator.device_count()
-    if local_rank >= gpus:
-        fail(f"more processes than GPUs on this machine: start {gpus}")
     torch.accelerator.set_device_index(local_rank)  # [dist] or all ranks open GPU 0
     torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do anyway
     # cuDNN tries which algorithm is fastest: two runs may differ in their last bits.
@@ -623,22 +429,16 @@ def setup_device(local_rank: int) -> torch.device:
 @errors.record  # [dist] torchrun shows the traceback of the rank that failed
 def main(argv: list[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
-    if not {"RANK", "LOCAL_RANK"} <= os.environ.keys():  # [dist] torchrun sets them
-        fail(f"start it with torchrun --standalone --nproc-per-node 2 {__file__} ...")
+    check_launcher()
     rank = int(os.environ["RANK"])  # [dist] of this process, across all machines
     local_rank = int(os.environ["LOCAL_RANK"])  # [dist] on this machine
     world_size = int(os.environ["WORLD_SIZE"])  # [dist] processes on all machines
     check_flags(args, world_size)
     log_file = open_log(args) if rank == 0 else None  # [dist] not the local rank
-    checkpoint = load_checkpoint(args)
-    first_epoch = checkpoint.get("epoch", 0)
-    train_set, val_set, num_classes = build_datasets(args)
-    if len(train_set) < args.batch_size and not args.evaluate:
-        fail(f"--batch-size {args.batch_size} is more than all {len(train_set)} images")
-    model_name = f"{args.arch} with {num_classes} classes"
-    if checkpoint and checkpoint.get("model_name") != model_name:
-        saved = checkpoint.get("model_name", "another program")
-        fail(f"--resume: the checkpoint is of {saved}, not of {model_name}")
+    train_set, val_set, classes = build_datasets(args)
+    model_name = f"{args.arch} with {len(classes)} classes"
+    run = describe_run(model_name, classes, train_set)
+    checkpoint = load_checkpoint(args, run)  # {} for a new run
 
     # In this order: loaders pin memory for the device that is set, and their workers
     # start before the process group. (They must not use the GPU, which is set already.)
@@ -649,87 +449,437 @@ def main(argv: list[str] | None = None) -> None:
         dist.get_default_backend_for_device(device),  # nccl on NVIDIA's GPUs, else gloo
         device_id=None if device.type == "cpu" else device,  # connects at once
     )
-    mine = {f"--{flag}".replace("_", "-"): value for flag, value in vars(args).items()}
-    mine |= {"epochs done": first_epoch, "images": fingerprint(train_set)}
-    mine["images to evaluate"] = fingerprint(val_set)
-    may_differ = {"--data", "--workers", "--output-dir", "--resume"}  # by machine
-    found = [None] * world_size
-    dist.all_gather_object(found, mine)  # [dist] unequal ranks would train in silence
-    for name in sorted(mine.keys() - may_differ):
-        values = sorted({str(theirs.get(name)) for theirs in found})
-        if len(values) > 1:
-            fail(f"ranks differ in {name}: {values[0]} and {values[1]}")
-    if first_epoch >= args.epochs and not args.evaluate and rank == 0:
-        print(f"nothing to train: all {args.epochs} epochs are done")
+    check_ranks(args, run, checkpoint, val_set)
 
     torch.manual_seed(args.seed)
-    raw_model = build_model(args, num_classes)
+    raw_model = build_model(args, len(classes))
     if args.sync_bn:  # [dist] BatchNorm by the statistics of all ranks' images
         raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)  # [dist]
     raw_model.to(device, memory_format=torch.channels_last)
     optimizer = build_optimizer(args, raw_model)
-    for group in optimizer.param_groups:
-        group["initial_lr"] = group["lr"]
-    if checkpoint:
-        raw_model.load_state_dict(checkpoint["model"])
-        state = optimizer.state_dict()  # with the settings of this command line
-        state["state"] = checkpoint["optimizer"]["state"]  # such as momentum
-        optimizer.load_state_dict(state)
+    restore(checkpoint, raw_model, optimizer)
     # DDP sends rank 0's weights to all ranks, now; in each training step it averages
     # the gradients. Evaluation uses raw_model: DDP would wait for ever where a rank has
     # no images. gradient_as_bucket_view avoids a second copy of the gradients.
     model = DistributedDataParallel(raw_model, gradient_as_bucket_view=True)  # [dist]
     model = torch.compile(model) if args.compile else model
 
-    start = {
-        "epoch": first_epoch,
-        "torch": torch.__version__,
-        "device": str(device),
-        "world_size": world_size,
-        "steps_per_epoch": len(train_loader),
-        "args": vars(args),
-    }
-    log(log_file, "start", start)
-
+    log_start(log_file, args, device, len(train_loader), run, checkpoint)
+    first_epoch = checkpoint.get("epoch", 0)
+    best = checkpoint.get("best") if args.resume == "" else None  # a PATH begins anew
     evaluation = None  # the last one: a finished run has none
     if args.evaluate:
-        evaluation = evaluate(args, raw_model, val_loader, num_classes)
+        evaluation = evaluate(args, raw_model, val_loader, len(classes))
         log(log_file, "eval", {"epoch": first_epoch, **evaluation.scores})
-    epochs = [] if args.evaluate else range(first_epoch, args.epochs)
-    best = checkpoint.get("best") if args.resume == "" else None  # a PATH begins anew
-    for epoch in epochs:
+    for epoch in range(first_epoch, 0 if args.evaluate else args.epochs):
         train_loader.sampler.set_epoch(epoch)  # [dist] gives each epoch its own order
-        train_loader.dataset.epoch.fill_(epoch)  # and its own crops and flips
+        train_loader.dataset.set_epoch(epoch)  # and its own crops and flips
         # Dropout differs between ranks and epochs, and is the same after a resume.
-        torch.manual_seed(zlib.crc32(f"{args.seed} {epoch} {rank}".encode()))  # [dist]
+        torch.manual_seed(seed_of(args.seed, epoch, rank))  # [dist]
         train_one_epoch(args, log_file, model, train_loader, optimizer, epoch)
-        evaluation = evaluate(args, raw_model, val_loader, num_classes)
-        log(log_file, "eval", {"epoch": epoch, **evaluation.scores})
+        evaluation = evaluate(args, raw_model, val_loader, len(classes))
+        scores = evaluation.scores
+        log(log_file, "eval", {"epoch": epoch, **scores})
 
-        acc1 = float(evaluation.scores["acc1"])
-        is_best = best is None or acc1 > best  # larger is better
-        best = acc1 if is_best else best
+        is_best = best is None or scores[BEST] > best
+        best = float(scores[BEST]) if is_best else best
         state = {
             "model": raw_model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "epoch": epoch + 1,
             "best": best,
-            "model_name": model_name,
+            **run,
         }
-        # best.pt first: after a kill between the two, a resume will write both again.
-        if rank == 0 and is_best:  # [dist] one process writes
-            save_checkpoint(state, args.output_dir / "best.pt")
-        if rank == 0:  # [dist]
-            save_checkpoint(state, args.output_dir / "checkpoint.pt")
+        if rank == 0:  # [dist] one process writes
+            save_checkpoints(args, state, is_best)
 
     if evaluation:
-        write_details(args, val_set, evaluation)
+        write_details(args, classes, val_set, evaluation)
     if evaluation and args.compare_naive:
         exact = evaluation.scores["acc1"]
         log(log_file, "naive", evaluate_naive(args, raw_model, val_loader, exact))
-    log(log_file, "end", {"best_acc1": best})
-    time.sleep(0.1)  # before torch 2.13 the next line may hang while gloo frees tensors
+    log(log_file, "end", {f"best_{BEST}": best})
+    wait_for_gloo()
     dist.destroy_process_group()  # [dist] without it a finished process may abort
+
+
+# ---- what protects a long run: training needs none of it ----
+def fail(message: str) -> NoReturn:
+    """End with one line. torchrun then ends the other ranks, and repeats the line at
+    the end of its report."""
+    try:
+        raise SystemExit(f"error: {message}")
+    except SystemExit as error:  # which @errors.record, on main, does not report
+        errors.get_error_handler().record_exception(error)
+        raise
+
+
+def cpus_of_rank() -> int:
+    """The CPUs that this process may use, divided among the ranks of its machine."""
+    cpus = len(os.sched_getaffinity(0))
+    cpus //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # [dist] ranks of this machine
+    return max(1, cpus)
+
+
+def check_launcher() -> None:
+    """Refuse to be started by hand: a single process would know of no other."""
+    if not {"RANK", "LOCAL_RANK"} <= os.environ.keys():  # [dist] torchrun sets them
+        fail(f"start it with torchrun --standalone --nproc-per-node 2 {__file__} ...")
+
+
+def check_flags(args: Namespace, world_size: int) -> None:
+    """Refuse flags that would silently do something else."""
+    if args.batch_size % world_size:  # [dist] each rank's gradient weighs the same
+        lower = max(1, args.batch_size // world_size) * world_size
+        sizes = f"use {lower} or {lower + world_size}"
+        fail(f"--batch-size must be a multiple of the {world_size} ranks: {sizes}")
+    for flag, value, least, most in (
+        ("--epochs", args.epochs, 1, math.inf),
+        ("--lr", args.lr, 0, math.inf),
+        ("--weight-decay", args.weight_decay, 0, math.inf),
+        ("--label-smoothing", args.label_smoothing, 0, 1),
+        ("--workers", args.workers, 0, max(16, 4 * cpus_of_rank())),
+        ("--print-freq", args.print_freq, 1, math.inf),
+    ):
+        if not (least <= value <= most and math.isfinite(value)):  # nan is not, either
+            fail(f"{flag} {value} is out of range: use {least} to {most}")
+    if args.lr == 0:
+        fail("--lr 0.0 trains nothing: use a larger one, or --evaluate")
+    if args.evaluate and args.resume is None and not args.pretrained:
+        fail("--evaluate needs weights: add --resume, --resume PATH or --pretrained")
+    file = args.save_predictions
+    if file and (file.exists() or not file.parent.is_dir()):
+        fail(f"--save-predictions {file}: name a new file in a folder that exists")
+
+
+def check_image_folders(data: Path) -> None:
+    """Fail unless train/ and val/ are there, with the same classes."""
+    for split in ("train", "val"):
+        if not (data / split).is_dir():
+            fail(f"--data {data} has no folder {split}")
+    train, val = (
+        {entry.name for entry in os.scandir(data / split) if entry.is_dir()}
+        for split in ("train", "val")
+    )
+    if train != val:
+        fail(f"{data}: only one of train/ and val/ has {sorted(train ^ val)[:3]}")
+    if len(train) == 1:  # such as train/train/: nothing to tell apart
+        fail(f"{data}/train has one folder, {train.pop()!r}: it needs one per class")
+
+
+def check_enough(args: Namespace, train_set: Dataset) -> None:
+    """Fail where an epoch would have no step."""
+    if len(train_set) < args.batch_size and not args.evaluate:
+        fail(f"--batch-size {args.batch_size} is more than all {len(train_set)} images")
+
+
+def check_pretrained(args: Namespace, num_classes: int) -> None:
+    """Fail where the downloaded weights have another last layer than the data needs."""
+    if args.pretrained and num_classes != 1000:
+        fail(
+            f"--pretrained: 1000 classes, not {num_classes}. In build_model write: "
+            'model = models.get_model(args.arch, weights="DEFAULT"); '
+            "model.fc = nn.Linear(model.fc.in_features, num_classes); return model"
+        )
+
+
+def check_gpus(local_rank: int) -> None:
+    """Fail where this process would share a GPU, or silently take the CPU."""
+    # With a driver that is too old torch counts the GPUs, but would take the CPU.
+    if torch.cuda.device_count() and not torch.cuda.is_available():
+        fail("torch cannot use the GPUs of this machine: its driver may be too old")
+    gpus = torch.accelerator.device_count()
+    if torch.accelerator.is_available() and local_rank >= gpus:
+        fail(f"more processes than GPUs on this machine: start {gpus}")
+
+
+def check_finite(loss: float, where: str) -> None:
+    """Fail if the loss is infinite or not a number."""
+    if not math.isfinite(loss):
+        fail(f"the loss is {loss} {where}: use a lower --lr, and --resume")
+
+
+def check_ranks(args: Namespace, run: dict, checkpoint: dict, val_set: Dataset) -> None:
+    """Fail if the ranks have other flags, images or checkpoints than one another."""
+    mine = {f"--{flag}".replace("_", "-"): value for flag, value in vars(args).items()}
+    mine |= {"epochs done": checkpoint.get("epoch", 0), "images": run["images"]}
+    mine["images to evaluate"] = fingerprint(val_set)
+    may_differ = {"--data", "--workers", "--output-dir", "--resume"}  # by machine
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)  # [dist] unequal ranks would train in silence
+    for name in sorted(mine.keys() - may_differ):
+        values = sorted({str(theirs.get(name)) for theirs in found})
+        if len(values) > 1:
+            fail(f"ranks differ in {name}: {values[0]} and {values[1]}")
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """How many items there are and, of an ImageFolder, a checksum of classes and names,
+    and of the sizes of a hundred files."""
+    samples = dataset.samples if isinstance(dataset, ImageFolder) else []
+    names = [path.removeprefix(str(dataset.root)) for path, _ in samples]
+    sizes = [os.path.getsize(path) for path, _ in samples[:: len(samples) // 100 + 1]]
+    checksum = zlib.crc32(os.fsencode("\n".join(names) + str(sizes)))
+    return f"{len(dataset)} (checksum {checksum:x})"
+
+
+def load_image(path: str) -> Tensor:
+    """The picture as uint8 RGB (3, height, width). Raises ValueError with the path."""
+    try:
+        # decode_image(path) would map the file into memory: a disk that fails would end
+        # the process with a "Bus error", without the name of the file.
+        data = torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
+        image = decode_image(data, ImageReadMode.RGB)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"cannot read {path!r}: {error}") from error
+    if image.dtype != torch.uint8 or image.ndim != 3:  # 16-bit PNG, animated GIF
+        raise ValueError(f"not a single 8-bit image: {path!r}")
+    return image
+
+
+def synthetic_datasets(count: int, size: int) -> tuple[Dataset, Dataset, list[str]]:
+    """`count` images to train on, a quarter as many to validate, and names of classes.
+    They can be learned: each of the ten classes has a colour, under noise."""
+    total = count + max(1, count // 4)
+    generator = torch.Generator().manual_seed(0)
+    colours = 64 + 128 * torch.rand(10, 3, 1, 1, generator=generator)
+    noise = 48 * torch.randn(3, size, size, generator=generator)
+    images = torch.empty(total, 3, size, size, dtype=torch.uint8)
+    labels = torch.arange(total) % 10
+    for number, image in enumerate(images):
+        # All have the same noise, but each begins it at another place.
+        image.copy_((colours[labels[number]] + noise.roll(7919 * number)).clamp(0, 255))
+    train_set = TensorDataset(images[:count], labels[:count])
+    return train_set, TensorDataset(images[count:], labels[count:]), list("0123456789")
+
+
+def seed_of(*numbers: int) -> int:
+    """One seed that depends on all of the numbers, such as --seed and epoch."""
+    return zlib.crc32(" ".join(map(str, numbers)).encode())
+
+
+class SeededDataset(Dataset):
+    """Random crops and flips that depend on seed, epoch and image alone: they are the
+    same for any number of ranks and workers, and after a resume. (This holds for
+    torch's generator, which torchvision uses, but not for numpy's and random's.)"""
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        # Workers have a copy of this object, made before the first epoch. They see what
+        # is written into this memory later.
+        self.epoch = torch.tensor(0).share_memory_()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch.fill_(epoch)
+
+    def __getitem__(self, index: int) -> Any:
+        # fork_rng puts the generator back: with --workers 0 dropout may use it as well.
+        with torch.random.fork_rng(devices=[]):
+            # Not torch.manual_seed: it is slow, because it seeds GPUs too.
+            seed = seed_of(self.seed, self.epoch.item(), index)
+            torch.default_generator.manual_seed(seed)
+            return self.dataset[index]
+
+
+def start_workers(
+    args: Namespace, train_loader: DataLoader, val_loader: DataLoader
+) -> None:
+    """Fork the workers of both loaders before the process group exists: it has threads,
+    and a fork copies the locks that they hold, which nobody then releases."""
+    # The first iter() of a loader forks its workers, which live for the run (and drop
+    # what they load for it). Until both have theirs, val_loader has no images: they
+    # would wait in shared memory, of which a container may have little, and a thread
+    # would pin them during the second fork.
+    share = list(val_loader.sampler)
+    val_loader.sampler.clear()
+    iter(val_loader)
+    if not args.evaluate:
+        iter(train_loader)
+    val_loader.sampler.extend(share)
+
+
+def open_log(args: Namespace) -> TextIO:
+    """The log, locked until this process ends: one run at a time writes into a folder.
+    Fails if it holds a run that this one does not continue."""
+    path = args.output_dir / ("evaluate.jsonl" if args.evaluate else "metrics.jsonl")
+    try:
+        args.output_dir.mkdir(parents=True, exist_ok=True)
+        file = path.open("a", buffering=1)  # a line at a time
+    except OSError as error:
+        fail(f"cannot write {path}: {error}")
+    if args.evaluate:
+        return file
+
+    # Loader workers do not inherit the lock. It is lost, without a word, when this
+    # process opens the file once more and closes it: nothing else may open it.
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(f"another run is at work in {args.output_dir}: `fuser {path}` names it")
+    except OSError as error:  # some file systems of clusters have no locks
+        print(f"cannot lock {path} ({error}): start no second run in its folder")
+    holds_run = file.tell() or os.path.lexists(args.output_dir / "checkpoint.pt")
+    if holds_run and args.resume != "":
+        hint = "use --resume without PATH, or another --output-dir"
+        fail(f"{args.output_dir} holds a run: {hint}")
+    return file
+
+
+def log(file: TextIO | None, event: str, fields: dict) -> None:
+    """Add a line to the log, which only rank 0 has, and print it."""
+    if file is None:
+        return
+    words = [event]
+    for name, value in fields.items():
+        if name != "args":  # all flags would be too long to print
+            value = f"{value:.4g}" if isinstance(value, float) else value
+            words.append(f"{name} {value}")
+    row = {"event": event, "time": time.time(), **fields}
+    try:
+        file.write(json.dumps(row, default=str) + "\n")  # str: a Path becomes text
+        tqdm.write("  ".join(words))
+    except OSError as error:
+        fail(f"cannot write {file.name} or stdout: {error}")
+
+
+def log_start(
+    file: TextIO | None,
+    args: Namespace,
+    device: torch.device,
+    steps_per_epoch: int,
+    run: dict,
+    checkpoint: dict,
+) -> None:
+    """The first row of the log, and what a run that goes on should say."""
+    if file is None:
+        return
+    first_epoch = checkpoint.get("epoch", 0)
+    start = {
+        "epoch": first_epoch,
+        "torch": torch.__version__,
+        "device": str(device),
+        "world_size": dist.get_world_size(),
+        "steps_per_epoch": steps_per_epoch,
+        "args": vars(args),
+    }
+    log(file, "start", start)
+    if args.evaluate or not checkpoint:
+        return
+    if first_epoch >= args.epochs:
+        print(f"nothing to train: all {args.epochs} epochs are done")
+    if "classes" not in checkpoint:
+        print("the checkpoint does not name its classes: they were not compared")
+    elif checkpoint["images"] != run["images"]:
+        images = f"{run['images']} images, before {checkpoint['images']}"
+        print(f"the run goes on with other images: {images}")
+
+
+def describe_run(model_name: str, classes: list[str], train_set: Dataset) -> dict:
+    """What a checkpoint says of its run: `check_same_run` compares it."""
+    run = {"model_name": model_name, "metric": BEST, "classes": classes}
+    return run | {"images": fingerprint(train_set)}
+
+
+def check_same_run(args: Namespace, run: dict, checkpoint: dict) -> None:
+    """Fail if this run would misread the checkpoint."""
+    saved = checkpoint.get("model_name", "another program")
+    if saved != run["model_name"]:
+        fail(f"--resume: the checkpoint is of {saved}, not of {run['model_name']}")
+    before = checkpoint.get("classes", run["classes"])
+    for label, (old, new) in enumerate(zip_longest(before, run["classes"])):
+        if old != new:  # what the model calls `label`
+            fail(f"--resume: class {label} was {old!r}, and is {new!r} in these images")
+    metric = checkpoint.get("metric", BEST)
+    if metric != BEST and args.resume == "" and not args.evaluate:
+        hint = "give its PATH to --resume, and another --output-dir"
+        fail(f"best.pt was chosen by {metric}, not by {BEST}: {hint}")
+
+
+def load_checkpoint(args: Namespace, run: dict) -> dict:
+    """The checkpoint that --resume names, on the CPU, or {} to begin anew."""
+    if args.resume is None:
+        return {}
+    # --resume alone is "": it takes the checkpoint of --output-dir.
+    path = Path(args.resume or args.output_dir / "checkpoint.pt")
+    if args.resume == "" and not os.path.lexists(path) and not args.evaluate:
+        check_best(args)
+        return {}  # the first start of a job that is always started by the same line
+    checkpoint = read_checkpoint(path)
+    check_same_run(args, run, checkpoint)
+    return checkpoint
+
+
+def check_best(args: Namespace) -> None:
+    """Fail where a run that begins anew would overwrite the best epoch of another. (A
+    job that was killed between its first two saves has a best.pt of one epoch.)"""
+    best, lost = args.output_dir / "best.pt", args.output_dir / "checkpoint.pt"
+    if os.path.lexists(best) and read_checkpoint(best)["epoch"] > 1:
+        fail(f"{lost} is gone, {best} is there: copy that to {lost} to go on from it")
+
+
+def read_checkpoint(path: Path) -> dict:
+    """What the file holds. Fails if it is not there, damaged, or of another kind."""
+    if not path.exists():
+        fail(f"--resume {path}: there is no such file")
+    try:
+        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():
+            raise ValueError("a checksum is wrong")  # torch would not have looked
+        # Without map_location it would land on the GPU that it was saved from; without
+        # weights_only it might run code.
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        for slot in [checkpoint["model"], *checkpoint["optimizer"]["state"].values()]:
+            tensors = filter(torch.is_tensor, slot.values())
+            if not all(tensor.isfinite().all() for tensor in tensors):
+                raise ValueError("weights or momentum are not finite")
+        if checkpoint["epoch"] < 0 or not math.isfinite(checkpoint.get("best") or 0):
+            raise ValueError("epoch or best is out of range")
+    except Exception as error:  # of many kinds; most do not name the file
+        fail(f"cannot load {path}, {error!r:.99}: --resume another, such as best.pt")
+    return checkpoint
+
+
+def restore(checkpoint: dict, model: nn.Module, optimizer: Optimizer) -> None:
+    """Give back weights and momentum, if there is a checkpoint. The optimizer keeps the
+    settings of this command line."""
+    if not checkpoint:
+        return
+    model.load_state_dict(checkpoint["model"])
+    state = optimizer.state_dict()
+    state["state"] = checkpoint["optimizer"]["state"]
+    optimizer.load_state_dict(state)
+
+
+def save_checkpoints(args: Namespace, state: dict, is_best: bool) -> None:
+    """best.pt comes first: after a kill between the two a resume writes both again."""
+    if is_best:
+        save_checkpoint(state, args.output_dir / "best.pt")
+    save_checkpoint(state, args.output_dir / "checkpoint.pt")
+
+
+def save_checkpoint(state: dict, path: Path) -> None:
+    """Write a file beside it, then rename that: a crash or a full disk leaves the old
+    checkpoint as it was."""
+    data = io.BytesIO()  # torch.save to a full disk would not raise an OSError
+    torch.save(state, data)
+    temporary = path.with_suffix(".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())  # otherwise a power cut may leave it empty
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        fail(f"cannot save {path}: {error}")
+    temporary.replace(path)
+
+
+def wait_for_gloo() -> None:
+    """Before torch 2.13 a process group's end may hang while gloo frees tensors."""
+    time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ silence, or be trained on as what it is not, is an `error:` here. Exit code: 0 u
 """
 
 import argparse
+import filecmp
 import multiprocessing
 import os
 import re
@@ -168,6 +169,16 @@ def refusals(paths: list[str], workers: int, batch: int = 32) -> list[str]:
     return found
 
 
+def in_both(train: Iterable[str], val: Iterable[str]) -> list[str]:
+    """The validation images that train/ holds as well, byte for byte."""
+    same_size = defaultdict(list)
+    for path in train:
+        same_size[os.path.getsize(path)].append(path)
+    pairs = ((path, other) for path in val for other in same_size[os.path.getsize(path)])
+    # Files that differ do so in their first block: no more of them is read.
+    return [f"{path} is {other}" for path, other in pairs if filecmp.cmp(path, other, False)]
+
+
 def check_tree(args: argparse.Namespace) -> int:
     """The whole check; returns the exit code."""
     report = Report()
@@ -183,6 +194,8 @@ def check_tree(args: argparse.Namespace) -> int:
         said = zip(paths, refusals(paths, args.workers), strict=True)
         bad = [f"{path} ({reason})" for path, reason in said if reason]
         report.error(f"{len(bad):,} files that no chapter can read", bad, len(bad))
+        there = [filter(os.path.exists, sum(split.values(), [])) for split in (train, val)]
+        report.error("images of val/ that train/ has as well", in_both(*there))
 
     if report.errors:
         print(f"not usable, errors: {report.errors}")

@@ -208,7 +208,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--classes", type=int, default=8, choices=shapes, help="how many (8)")
     for flag, (default, text) in numbers.items():
         parser.add_argument(f"--{flag}", metavar="N", type=int, default=default, help=text)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for flag, least in (("per_class", 1), ("val_per_class", 1), ("size", 2), ("workers", 1)):
+        if (number := getattr(args, flag)) is not None and number < least:
+            parser.error(f"--{flag.replace('_', '-')} {number} is too small: use {least} or more")
+    return args
 
 
 def main(argv: list[str] | None = None) -> None:

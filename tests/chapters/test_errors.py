@@ -77,6 +77,13 @@ def call_as_fourth(chapter: str, argv: list[str], cwd: Path) -> dict:
         return call_with_gpus(chapter, argv, cwd)
 
 
+def call_on_two_cpus(chapter: str, argv: list[str], cwd: Path) -> dict:
+    """call, on a machine of two CPUs."""
+    enter = call_parent if chapter == SPAWNS else call
+    with mock.patch("os.sched_getaffinity", lambda _: {0, 1}):
+        return enter(chapter, argv, cwd)
+
+
 def call_itself(chapter: str, argv: list[str], cwd: Path) -> dict:
     """call, with the chapter's own model in place of the tiny one."""
     return call(chapter, argv, cwd, nullcontext)
@@ -121,6 +128,7 @@ MISTAKES = {
     "no_folder": Mistake("--data nowhere", "nowhere has no folder train$", (ALONE, HUB)),
     "no_images": Mistake("", "one of the arguments --data --synthetic is required"),
     "other_classes": Mistake("--data other_classes", "one of train/ and val/ has ... 'b', 'c'"),
+    "one_class": Mistake("--data nested", "nested/train has one folder, 'train': it needs one"),
     "too_few": Mistake("--data good --batch-size 16", "--batch-size 16 ... all 8 images", EACH),
     # the words
     "uneven_2": Mistake(
@@ -134,39 +142,72 @@ MISTAKES = {
     "too_smooth": Mistake("--synthetic 8 --label-smoothing 1.5", "1.5 ... use 0 to 1$"),
     "never_printed": Mistake("--synthetic 8 --print-freq 0", "--print-freq 0 ... use 1 to", CHECKS),
     "fewer_workers": Mistake("--synthetic 8 --workers -1", "--workers -1 ... use 0 to", CHECKS),
+    "more_workers": Mistake(
+        "--synthetic 8 --workers 400",
+        "--workers 400 ... use 0 to 16$",
+        CHECKS,
+        entry=call_on_two_cpus,
+    ),
+    "no_rate": Mistake("--synthetic 8 --lr 0", "--lr 0.0 trains nothing: use a larger", CHECKS),
+    "rate_of_nan": Mistake("--synthetic 8 --lr nan", "--lr nan ... use 0 to", CHECKS),
+    "endless_rate": Mistake("--synthetic 8 --lr inf", "--lr inf ... use 0 to"),
+    "grows": Mistake("--synthetic 8 --weight-decay -1", "--weight-decay -1.0 ... use 0 to", CHECKS),
+    "mistyped": Mistake("--synthetic 8 --epochz 3", "unrecognized arguments: --epochz 3$", EACH),
     "no_model": Mistake("--synthetic 8 --arch resnet05", "invalid choice: 'resnet05'", EACH),
     # It would fetch the weights of a backbone.
     "no_classifier": Mistake(
         "--synthetic 8 --arch ssdlite320_mobilenet_v3_large", "invalid choice ... vit_b_16"
     ),
     "other_head": Mistake(
-        "--synthetic 8 --pretrained", "1000 classes, not 10: ... own-project.md$", EACH, call_itself
+        "--synthetic 8 --pretrained",
+        r"1000 classes, not 10\. In build_model write: ... num_classes\); return model$",
+        EACH,
+        call_itself,
     ),
     # going on, and evaluating
     "evaluate_nothing": Mistake(
         "--synthetic 8 --evaluate", "needs weights: add --resume, ... or --pretrained", EACH
     ),
     "evaluate_nothing_yet": Mistake(
-        "--synthetic 8 --evaluate --resume", "cannot load out/checkpoint.pt, ... No such file"
+        "--synthetic 8 --evaluate --resume", "--resume out/checkpoint.pt: there is no such file$"
     ),
     # As it was written once.
     "resume_auto": Mistake(
-        "--synthetic 8 --resume auto", "cannot load auto, ... No such file", (ALONE, HUB)
+        "--synthetic 8 --resume auto", "--resume auto: there is no such file$", (ALONE, HUB)
     ),
     "unmounted": Mistake(
-        "--synthetic 8 --resume --output-dir unmounted", "cannot load unmounted/checkpoint.pt, "
+        "--synthetic 8 --resume --output-dir unmounted",
+        "--resume unmounted/checkpoint.pt: there is no",
     ),
     "resume_arch": Mistake(
         "--synthetic 8 --resume run/checkpoint.pt",
         "the checkpoint is of resnet18 with 10 classes, not of resnet50 with 10 classes$",
         EACH,
     ),
+    "resume_renamed": Mistake(
+        "--data good --resume of_cats.pt --arch resnet18",
+        "class 0 was 'cat', and is 'a' in these images$",
+        EACH,
+    ),
+    "other_metric": Mistake(
+        "--synthetic 8 --arch resnet18 --output-dir by_recall --resume",
+        "chosen by recall, not by acc1: give its PATH to --resume, and another --output-dir$",
+        (ALONE, HUB, SLURM),
+    ),
+    "best_alone": Mistake(
+        "--synthetic 8 --arch resnet18 --output-dir best_alone --resume",
+        "checkpoint.pt is gone, ... copy that to best_alone/checkpoint.pt to go on from it$",
+        (ALONE, HUB),
+    ),
     "resume_foreign": Mistake("--synthetic 8 --resume foreign.pt", "foreign.pt, ... 'optimizer'"),
     "resume_nameless": Mistake("--synthetic 8 --resume nameless.pt", "of another program, not of"),
     **{name: damaged(name) for name in ("text", "zeros", "list", "bomb")},
     "flipped": damaged("flipped", "a checksum is wrong", (ALONE, HUB)),
-    "nan_weight": damaged("nan_weight", "weights or momentum are nan"),
-    "nan_momentum": damaged("nan_momentum", "weights or momentum are nan"),
+    "nan_weight": damaged("nan_weight", "weights or momentum are not finite"),
+    "infinite": damaged("infinite", "weights or momentum are not finite"),
+    "before_the_first": damaged("before_the_first", "epoch or best is out of range"),
+    "best_of_nan": damaged("best_of_nan", "epoch or best is out of range"),
+    "nan_momentum": damaged("nan_momentum", "weights or momentum are not finite"),
     # the output folder
     "holds_a_run": Mistake(
         "--synthetic 8 --output-dir run", "run holds a run: use --resume without PATH", ON_ONE
@@ -228,6 +269,11 @@ def pristine(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("errors")
     image_tree(here / "good", "ab", "ab")
     image_tree(here / "other_classes", "ab", "ac")
+    image_tree(here / "nested/train", "ab", "ab")
+    image_tree(here / "nested/val", "ab", "ab")
+    (here / "nested/val/val").rename(here / "nested/val/more")
+    shutil.rmtree(here / "nested/train/val")
+    shutil.rmtree(here / "nested/val/more")
     (here / "taken.csv").write_text("yesterday's predictions\n")
 
     argv = [*BASE, "--synthetic", "8", "--arch", "resnet18", "--output-dir", "run"]
@@ -237,6 +283,16 @@ def pristine(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> Path:
     name = f"{state['model_name']}, stopped inside an epoch"
     stopped = {"model_name": name, "epoch": 0, "step": 1}
     torch.save(state | stopped | {"typed": "--batch-size 4 --seed 0"}, here / "stopped.pt")
+    named = {"model_name": "resnet18 with 2 classes", "classes": ["cat", "dog"]}
+    torch.save(state | named, here / "of_cats.pt")
+    torch.save(state | {"epoch": -5}, here / "before_the_first.pt")
+    torch.save(state | {"best": float("nan")}, here / "best_of_nan.pt")
+    for folder, name, more in (
+        ("by_recall", "checkpoint.pt", {"metric": "recall"}),
+        ("best_alone", "best.pt", {"epoch": 2}),
+    ):
+        (here / folder).mkdir()
+        torch.save(state | more, here / folder / name)
     (here / "alone").mkdir()
     shutil.copy(good, here / "alone/checkpoint.pt")
     torch.save({"model": state["model"], "args": {}}, here / "foreign.pt")
@@ -254,9 +310,13 @@ def pristine(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "flipped.pt").write_bytes(data)
     # torch itself takes these three.
     assert not torch.equal(load_state(here / "flipped.pt")["model"]["head.weight"], weight)
-    for name, tensor in (("nan_weight", weight), ("nan_momentum", momentum["momentum_buffer"])):
+    for name, tensor, value in (
+        ("nan_weight", weight, "nan"),
+        ("infinite", weight, "inf"),
+        ("nan_momentum", momentum["momentum_buffer"], "nan"),
+    ):
         kept = tensor.clone()
-        tensor[(0,) * tensor.ndim] = float("nan")
+        tensor[(0,) * tensor.ndim] = float(value)
         torch.save(state, here / f"{name}.pt")
         tensor.copy_(kept)
 
@@ -282,8 +342,8 @@ def assert_refused(answers: list[dict], says: str, room: Path, before: Path) -> 
 
 
 # In 03: what check_flags refuses.
-SEEN_BY_PARENT = {"uneven_2", "no_epochs", "evaluate_nothing"}
-SEEN_BY_PARENT |= {"smoothed", "never_printed", "fewer_workers"}
+SEEN_BY_PARENT = {"uneven_2", "no_epochs", "evaluate_nothing", "no_rate", "rate_of_nan", "grows"}
+SEEN_BY_PARENT |= {"smoothed", "never_printed", "fewer_workers", "more_workers"}
 TABLE = [(chapter, name) for name, mistake in MISTAKES.items() for chapter in mistake.of]
 
 
@@ -291,7 +351,8 @@ TABLE = [(chapter, name) for name, mistake in MISTAKES.items() for chapter in mi
 def test_refused(crew: Crew, chapter: str, name: str, room: Path, pristine: Path) -> None:
     mistake = MISTAKES[name]
     argv = [*BASE, *mistake.argv.split()]
-    entry = call_parent if chapter == SPAWNS and name in SEEN_BY_PARENT else mistake.entry
+    by_parent = chapter == SPAWNS and name in SEEN_BY_PARENT and mistake.entry is call
+    entry = call_parent if by_parent else mistake.entry
     answers = crew.run(entry, chapter, argv, room, world_size=ranks_of(chapter))
     assert_refused(answers, mistake.says, room, pristine)
 
@@ -333,8 +394,8 @@ def test_loss_is_not_finite(
     good one. The log stays JSON."""
     argv = [*BASE, "--synthetic", "8", "--epochs", "2", "--print-freq", "1"]
     change = partial(diverges, first_bad=first_bad, what=what)
-    at = f"at step {first_bad} of epoch 0" if what == "logits" else ""
-    says = rf"the (validation )?loss is (nan|inf) ?{at}: use a lower --lr, and --resume$"
+    at = f"at step {first_bad} of epoch 0" if what == "logits" else "in validation"
+    says = rf"the loss is (nan|inf) {at}: use a lower --lr, and --resume$"
     for answer in crew.run(call, chapter, argv, tmp_path, change, world_size=ranks_of(chapter)):
         assert re.search(says, one_line(answer))
     assert events(tmp_path / "out")[-1]["event"] in ("start", "eval", "train")

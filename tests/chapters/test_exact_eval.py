@@ -82,6 +82,7 @@ def enter(chapter: str) -> tuple[ModuleType, SimpleNamespace, int, int]:
     crew takes them apart again.)"""
     module = load_chapter(chapter)
     argv = ["--synthetic", "--image-size", "8", "--batch-size", "6", "--workers", "0"]
+    argv += ["--evaluate", "--pretrained"]
     args = module.build_parser().parse_args([*argv, *AS_OTHERS.get(chapter, [])])
     rank, world_size = int(os.environ["CREW_RANK"]), int(os.environ["CREW_SIZE"])
     if chapter == SLURM:
@@ -257,13 +258,20 @@ def test_predictions_do_not_depend_on_ranks(
     assert_details_are_true(written, names, paths, guesses)
 
 
+def test_no_formula(tmp_path: Path) -> None:
+    """A spreadsheet shows the name of a class, and computes nothing from it."""
+    write_csv = load_chapter(EVAL).write_csv
+    write_csv(tmp_path / "new.csv", [["=1+1", "@a", 3, "0.5", "cat"]])
+    assert read_csv(tmp_path / "new.csv") == [["'=1+1", "'@a", "3", "0.5", "cat"]]
+
+
 # ---------------------------------------------------------------- the error of the padded sampler
 
 
-def some_images(args: SimpleNamespace) -> tuple[TensorDataset, TensorDataset, int]:
+def some_images(args: SimpleNamespace) -> tuple[TensorDataset, TensorDataset, list[str]]:
     """In place of build_datasets: the first of the images above, as many as --synthetic."""
     dataset = TensorDataset(*(tensor[: args.synthetic] for tensor in validation_images()))
-    return dataset, dataset, CLASSES
+    return dataset, dataset, [str(label) for label in range(CLASSES)]
 
 
 def guesser_of(args: object, num_classes: int) -> nn.Module:

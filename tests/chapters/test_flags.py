@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from harness import CHAPTERS, flags_of, load_chapter
+from harness import CHAPTERS, ROOT, flags_of, load_chapter
 from refusals import ALONE, HUB, SPAWNS
 
 # What a chapter cannot honour. What it has of its own is shown below for 03, and for the others in
@@ -65,6 +65,15 @@ def test_default_of_workers(chapter: str, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv("HOROVOD_LOCAL_SIZE", str(ranks))
         expected = min(16, cpus) if chapter == ALONE else workers
         assert declared(chapter)["--workers"]["default"] == expected
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_without_docstrings(chapter: str) -> None:
+    """python -OO takes them away."""
+    path = ROOT / chapter / "main.py"
+    names = {"__name__": chapter, "__file__": str(path), "__doc__": None}
+    exec(compile(path.read_text(), path, "exec", optimize=2), names)
+    assert names["build_parser"]().description is None
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

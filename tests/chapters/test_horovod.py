@@ -81,7 +81,7 @@ def test_not_set_up(missing: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     one process where many were meant is no fallback. One line says what to type."""
     says = "start it with horovodrun -np 2 -H localhost:2 --gloo python"
     if missing:
-        says = "cannot import Horovod.*: bash 05_horovod/install.sh"
+        says = "cannot import Horovod: install.sh of this chapter"
         monkeypatch.setitem(sys.modules, "horovod.torch", None)  # an import of it fails
     spec = importlib.util.spec_from_file_location("afresh", CHAPTER / "main.py")
     module = importlib.util.module_from_spec(spec)

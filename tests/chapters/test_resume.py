@@ -199,11 +199,32 @@ def test_the_same_line_again(crew: Crew, chapter: str, tmp_path: Path) -> None:
         train(crew, chapter, world_size, argv, build_model=tiny_float64)
     before = checkpoint.read_bytes()
     first, *others = train(crew, chapter, world_size, argv, build_model=tiny_float64)
-    assert first["stdout"].startswith("nothing to train: all 1 epochs are done\n")
+    assert "\nnothing to train: all 1 epochs are done\n" in first["stdout"]
     assert checkpoint.read_bytes() == before
     assert not any(other["stdout"] for other in others)
     assert [row["epoch"] for row in rows(tmp_path / "run", "start")] == [0, 0, 1]
     assert len(rows(tmp_path / "run", "eval")) == 2
+
+
+@pytest.mark.parametrize("before", [25, None])
+def test_other_images(crew: Crew, before: int | None, tmp_path: Path) -> None:
+    """A run goes on with more images than before, or from a checkpoint that knows no classes, as
+    older ones do; one line says so, on rank 0."""
+    argv = ["--synthetic", 24, *BATCH, "--workers", 0, "--output-dir", tmp_path]
+    train(crew, "02_distributed", 2, [*argv, "--epochs", 1], build_model=tiny_float64)
+    path = tmp_path / "checkpoint.pt"
+    state = load_state(path)
+    state |= {"images": f"{before} (checksum 0)"}
+    if before is None:
+        del state["classes"]
+    torch.save(state, path)
+    more = ["--epochs", 2, "--resume"]
+    first, other = train(crew, "02_distributed", 2, [*argv, *more], build_model=tiny_float64)
+    says = "the checkpoint does not name its classes: they were not compared\n"
+    if before:
+        says = f"other images: {load_state(path)['images']} images, before 25 (checksum 0)\n"
+    assert says in first["stdout"] and not other["stdout"]
+    assert load_state(path)["epoch"] == 2
 
 
 def test_best_is_written_first(crew: Crew, tmp_path: Path) -> None:

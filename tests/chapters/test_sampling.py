@@ -171,7 +171,7 @@ def views_of_one_image(argv: list[str]) -> list[list[list[bytes]]]:
     """In a crew member: the image as training gets it, by epoch, step and place in the batch."""
     build_datasets = load_chapter(HUB).build_datasets
 
-    def one_image(args: object) -> tuple[Dataset, Dataset, int]:
+    def one_image(args: object) -> tuple[Dataset, Dataset, list[str]]:
         train_set, val_set, classes = build_datasets(args)
         again_and_again = Subset(train_set, [0] * len(train_set))
         return again_and_again, Subset(val_set, range(1)), classes

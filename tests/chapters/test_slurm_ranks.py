@@ -151,7 +151,7 @@ def test_torchrun_knows_already(chapter: ModuleType, environment: pytest.MonkeyP
     """Its processes have the variables of the task that torchrun is."""
     env = task(1, 0, 2, 2, 2, TORCHELASTIC_RUN_ID="none", RANK="3", WORLD_SIZE="4")
     seen = []
-    environment.setattr(chapter, "run", lambda *_: seen.append(dict(os.environ)))
+    environment.setattr(chapter, "run_rank", lambda *_: seen.append(dict(os.environ)))
     environment.setattr(signal, "signal", lambda *_: None)
     for name, value in env.items():
         environment.setenv(name, value)

@@ -13,27 +13,30 @@ HOROVOD, SLURM, EVAL = "05_horovod", "06_slurm", "07_dist_eval"
 ALL_CHAPTERS = [DP, HUB, SPAWN, APEX, HOROVOD, SLURM, EVAL]
 # Functions that must be the same, to the letter, in the chapters named.
 EVERYWHERE = [
-    "load_image", "synthetic_images", "build_model", "lr_factor", "save_checkpoint",
+    "build_model", "lr_factor", "check_image_folders", "check_enough", "check_pretrained",
+    "check_finite", "fingerprint", "load_image", "synthetic_datasets", "seed_of", "describe_run",
+    "load_checkpoint", "check_best", "read_checkpoint", "save_checkpoints", "save_checkpoint",
 ]  # fmt: skip
 NOT_DP = [c for c in ALL_CHAPTERS if c != DP]
 ON_TORCH = [HUB, SPAWN, APEX, SLURM, EVAL]
 SAME = {
     **{name: ALL_CHAPTERS for name in EVERYWHERE},
-    "fail": [HUB, APEX, SLURM, EVAL],
-    "check_flags": [HUB, SPAWN, HOROVOD, SLURM],
-    "build_datasets": NOT_DP,
-    "fingerprint": NOT_DP,
-    "SeededDataset": NOT_DP,
-    "open_log": [DP, HUB, SPAWN, APEX, HOROVOD, EVAL],  # 06 waits
-    "load_checkpoint": NOT_DP,
-    "build_loaders": [HUB, SPAWN, APEX, EVAL],
-    "batches": ON_TORCH,
+    **{name: NOT_DP for name in ("build_datasets", "setup_device", "SeededDataset", "log")},
+    **{name: ON_TORCH for name in ("batches", "check_gpus", "start_workers", "wait_for_gloo")},
+    "build_loaders": [HUB, SPAWN, APEX, HOROVOD, EVAL],
     "build_optimizer": [DP, HUB, SPAWN, SLURM, EVAL],
-    "log": NOT_DP,
     "train_one_epoch": [HUB, SPAWN, EVAL],
     "evaluate": [HUB, SPAWN, SLURM],
-    "setup_device": NOT_DP,
     "main": [HUB],
+    "fail": [HUB, APEX, SLURM, EVAL],
+    "cpus_of_rank": [HUB, SPAWN, APEX, EVAL],
+    "check_launcher": [HUB, APEX, EVAL],
+    "check_flags": [HUB, SPAWN, HOROVOD, SLURM],
+    "check_ranks": [HUB, APEX, EVAL],
+    "open_log": [DP, HUB, SPAWN, APEX, HOROVOD, EVAL],  # 06 waits
+    "log_start": [HUB, SPAWN, APEX, EVAL],
+    "check_same_run": [DP, HUB, SPAWN, APEX, HOROVOD, EVAL],
+    "restore": [DP, HUB, SPAWN, SLURM, EVAL],
 }
 ALLOWED_IMPORTS = sys.stdlib_module_names | {"torch", "torchvision", "tqdm"}
 OWN_LIBRARY = {APEX: {"apex"}, HOROVOD: {"horovod"}}

@@ -22,7 +22,7 @@ def files_of(root: Path) -> list[Path]:
     site += [root / "docs/assets/stylesheets/site.css", root / "docs/overrides/main.html"]
     site += sorted(root.glob("docs/assets/javascripts/s*.js"))
     tasks = sorted(root.glob("docs/examples/tasks/*/*.py"))
-    return [*sorted(root.glob("0[1-7]_*/main.py")), *tools, *site, *tasks]
+    return [*sorted(root.glob("0[1-9]_*/main.py")), *tools, *site, *tasks]
 
 
 def patched(path: Path, text: str, mutation: Mutation) -> str:

@@ -21,7 +21,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "tools"
 # Every chapter that exists, in order; a missing one is found by test_static.py.
-CHAPTERS = sorted(path.parent.name for path in ROOT.glob("0[1-7]_*/main.py"))
+CHAPTERS = sorted(path.parent.name for path in ROOT.glob("0[1-9]_*/main.py"))
 LAUNCHED_BY_TORCHRUN = ("02_distributed", "04_apex", "07_dist_eval")
 HOROVOD, SLURM = "05_horovod", "06_slurm"
 # The beginnings of what launchers set for the processes that they start.
@@ -29,7 +29,8 @@ LAUNCHER_VARIABLES = (
     "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_", "TORCHELASTIC", "GROUP_",
     "ROLE_", "SLURM_", "HOROVOD_",
 )  # fmt: skip
-CHECKPOINT_KEYS = {"model", "optimizer", "epoch", "best", "model_name"}
+CHECKPOINT_KEYS = {"model", "optimizer", "epoch", "best", "model_name", "metric"}
+CHECKPOINT_KEYS |= {"classes", "images"}
 OWN_KEYS = {"04_apex": {"scaler"}}
 # What has a chapter compute as the others do: 04 is in 16 bits unless told otherwise.
 AS_OTHERS = {"04_apex": ["--amp-dtype", "fp32"]}
@@ -271,6 +272,8 @@ def flags_of(chapter: str) -> list[str]:
 def launch_lines(chapter: str) -> list[str]:
     """The command lines of a chapter's docstring, continued lines joined."""
     text = re.sub(r"\\\n\s*", "", load_chapter(chapter).__doc__)
-    found = [line.strip() for line in text.splitlines() if "/main.py" in line]
+    found = [line.strip() for line in text.splitlines() if " main.py" in line]
     launchers = ("torchrun", "python", "horovodrun", "srun")
-    return [line for line in found if line.split()[0] in launchers]
+    found = [line for line in found if line.split()[0] in launchers]
+    assert found, f"no launch line in {chapter}"
+    return found

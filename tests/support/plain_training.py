@@ -48,7 +48,7 @@ def train_plainly(
     targets = torch.tensor([int(target) for _, target in data])
     assert len(images) == IMAGES and images.dtype == torch.uint8
     torch.manual_seed(SEED)
-    model = build(None, classes)
+    model = build(None, len(classes))
     model.train()
     parameters = list(model.parameters())
     momentum = [torch.zeros_like(parameter) for parameter in parameters]

@@ -164,11 +164,15 @@ def test_broken_files(tree: Path, tmp_path: Path) -> None:
     for name, (content, _) in BROKEN.items():
         write(folder / name, content)
     (folder / "link.jpg").symlink_to("nowhere")
+    known = next((tree / "val" / CLASSES[0]).iterdir())
+    write(folder / "known.jpg", known.read_bytes())
     wanted = {name: what for name, (_, what) in BROKEN.items()} | {"link.jpg": "No such file"}
 
     command = [sys.executable, TOOLS / "check_imagenet.py", tree, "--workers", 2, "--decode"]
     result = run(command, tmp_path)
     assert result.returncode == 1
     assert f"error: {len(wanted)} files that no chapter can read\n" in result.stdout
+    both = rf"error: images of val/ that train/ has as well.*\n +{known} is {folder}/known.jpg\n"
+    assert re.search(both, result.stdout), result.output
     for name, what in wanted.items():
         assert re.search(f"/{name} .*{what}", result.stdout), result.output

@@ -209,3 +209,9 @@ def test_the_site_needs_no_torch(tmp_path: Path) -> None:
     (tmp_path / ".venv/ready").touch()
     made = run(["make", "-n", "site"], tmp_path).stdout
     assert ".venv/bin/python -m mkdocs build" in made and "pip install" not in made
+
+
+def test_environment_of_the_shell() -> None:
+    """A variable VENV that somebody's shell has names an environment of theirs: it stays."""
+    typed = run(["make", "-n", "clean"], ROOT, env={"VENV": "/home/me/mine"}).stdout
+    assert "/home/me/mine" not in typed and typed.startswith("rm -rf .venv ")

@@ -32,6 +32,15 @@ def test_same_seed_gives_the_same_bytes_with_any_number_of_workers(tmp_path: Pat
     assert {p.size for p in pictures} == {(64, 48), (48, 64)}
 
 
+def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A number below the least is refused, and nothing is made."""
+    for words in (["--per-class", "-1"], ["--val-per-class", "0"], ["--size", "0"]):
+        with pytest.raises(SystemExit, match="2"):
+            toy_imagenet.main([str(tmp_path / "new"), *words])
+        assert f"{words[0]} {words[1]} is too small: use " in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/note.txt").write_text("keep me")

@@ -236,7 +236,7 @@ def parse_args(argv: list[str]) -> Namespace:
         args.workers = max(1, min(16, cpus // args.processes))
     args.parts = args.parts or ["train"]
     args.variants = args.variants.split(",")
-    if wrong := [name for name in args.variants if not re.match("(reference|0[1-7])( |$)", name)]:
+    if wrong := [name for name in args.variants if not re.match("(reference|0[1-9])( |$)", name)]:
         parser.error(f"--variants: what is {wrong[0]!r}?")
     if not HOROVODRUN.is_file() and any(name.startswith("05") for name in args.variants):
         parser.error("05 needs Horovod: bash 05_horovod/install.sh")

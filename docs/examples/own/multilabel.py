@@ -24,6 +24,7 @@ import zipfile
 import zlib
 from argparse import Namespace
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -41,30 +42,20 @@ from tqdm import tqdm
 # ImageNet's mean and standard deviation of red, green and blue, from 0 to 1.
 MEAN = [0.485, 0.456, 0.406]
 STD = [0.229, 0.224, 0.225]
-
-
-def fail(message: str) -> NoReturn:
-    """End with one line. torchrun then ends the other ranks, and repeats the line at
-    the end of its report."""
-    try:
-        raise SystemExit(f"error: {message}")
-    except SystemExit as error:  # which @errors.record, on main, does not report
-        errors.get_error_handler().record_exception(error)
-        raise
+# The score of `evaluate` by which the best epoch is chosen: larger is better.
+BEST = "f1"
 
 
 # ---- flags ----
 def build_parser() -> argparse.ArgumentParser:
     """The flags, with their defaults."""
     parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
+        description=__doc__ and __doc__.splitlines()[0],  # python -OO takes it away
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    cpus = len(os.sched_getaffinity(0))  # that this process may use
-    cpus //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # [dist] ranks of this machine
-    workers = max(1, min(16, cpus))
-
+    parser.error = fail  # so that torchrun repeats the line about a mistyped flag
     add = parser.add_argument
+    workers = min(16, cpus_of_rank())
     add("--data", type=Path, metavar="DIR", required=True, help="holds train.csv")
     add("--image-size", type=int, default=224, help="width and height in pixels")
     add("--epochs", type=int, default=90, help="passes over the training images")
@@ -84,38 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def check_flags(args: Namespace, world_size: int) -> None:
-    """Refuse flags that would silently do something else."""
-    if args.batch_size % world_size:  # [dist] each rank's gradient weighs the same
-        lower = max(1, args.batch_size // world_size) * world_size
-        sizes = f"use {lower} or {lower + world_size}"
-        fail(f"--batch-size must be a multiple of the {world_size} ranks: {sizes}")
-    for flag, value, least, most in (
-        ("--epochs", args.epochs, 1, math.inf),
-        ("--workers", args.workers, 0, math.inf),
-        ("--print-freq", args.print_freq, 1, math.inf),
-    ):
-        if not least <= value <= most:  # nan is not, either
-            fail(f"{flag} {value} is out of range: use {least} to {most}")
-    if args.evaluate and args.resume is None:
-        fail("--evaluate needs weights: add --resume, or --resume PATH")
-
-
 # ---- data ----
-def load_image(path: str) -> Tensor:
-    """The picture as uint8 RGB (3, height, width). Raises ValueError with the path."""
-    try:
-        # decode_image(path) would map the file into memory: a disk that fails would end
-        # the process with a "Bus error", without the name of the file.
-        data = torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
-        image = decode_image(data, ImageReadMode.RGB)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from error
-    if image.dtype != torch.uint8 or image.ndim != 3:  # 16-bit PNG, animated GIF
-        raise ValueError(f"not a single 8-bit image: {path}")
-    return image
-
-
 class LabelledImages(Dataset):
     """The images that a CSV file names. Each has any number of labels, or none."""
 
@@ -139,57 +99,24 @@ class LabelledImages(Dataset):
         return self.view(load_image(self.paths[index])), self.targets[index]
 
 
-def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, int]:
-    """Training set, validation set and number of classes. An item is a uint8 image
-    (3, size, size) and a number for each class: 1 if the image shows it, 0 if not."""
+def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, list[str]]:
+    """Training set, validation set and the names of the classes. An item is a uint8
+    image (3, size, size) and a number for each class: 1 if the image shows it, or 0."""
     size = args.image_size
-    for split in ("train", "val"):
-        if not (args.data / f"{split}.csv").is_file():
-            fail(f"--data {args.data} has no file {split}.csv")
     train_view = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()])
     val_view = v2.Compose([v2.Resize(size * 8 // 7), v2.CenterCrop(size)])
+    check_tables(args.data)
     train_set = LabelledImages(args.data / "train.csv", train_view)
     val_set = LabelledImages(args.data / "val.csv", val_view)
-    if train_set.classes != val_set.classes:
-        odd = sorted(set(train_set.classes) ^ set(val_set.classes))
-        fail(f"{args.data}: only one of train.csv and val.csv has {odd[:3]}")
-    return train_set, val_set, len(train_set.classes)
-
-
-def fingerprint(dataset: LabelledImages) -> str:
-    """What ranks must have alike: how many images, and a checksum of all labels."""
-    checksum = zlib.crc32(dataset.targets.numpy().tobytes())
-    return f"{len(dataset)} (checksum {checksum:x})"
-
-
-class SeededDataset(Dataset):
-    """Random crops and flips that depend on seed, epoch and image alone: they are the
-    same for any number of ranks and workers, and after a resume. (This holds for
-    torch's generator, which torchvision uses, but not for numpy's and random's.)"""
-
-    def __init__(self, dataset: Dataset, seed: int) -> None:
-        self.dataset = dataset
-        self.seed = seed
-        # Workers have a copy of this object, made before the first epoch. They see what
-        # is written into this memory later.
-        self.epoch = torch.tensor(0).share_memory_()
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        number = zlib.crc32(f"{self.seed} {self.epoch.item()} {index}".encode())
-        # fork_rng puts the generator back: with --workers 0 dropout may use it as well.
-        with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed: it is slow, because it seeds GPUs too.
-            torch.default_generator.manual_seed(number)
-            return self.dataset[index]
+    check_classes(args.data, train_set, val_set)
+    return train_set, val_set, train_set.classes
 
 
 def build_loaders(
     args: Namespace, train_set: Dataset, val_set: Dataset, rank: int, world_size: int
 ) -> tuple[DataLoader, DataLoader]:
     """Loaders of this rank's share of both sets. Their workers start here."""
+    check_enough(args, train_set)
     options = {
         "batch_size": args.batch_size // world_size,  # [dist] --batch-size is global
         "num_workers": args.workers,
@@ -200,28 +127,18 @@ def build_loaders(
         "generator": torch.Generator().manual_seed(args.seed + rank),  # [dist]
     }
     # All ranks shuffle alike, and each takes every world_size-th image: together their
-    # first batches are the first batch of a single process, and so on. The sampler's
-    # drop_last leaves out images that are not enough for all ranks, the loader's those
-    # that do not fill a batch: all ranks have equally many steps.
-    seed = args.seed * 1_000_003  # seeds far apart, because the sampler adds the epoch
+    # first batches are the first batch of a single process, and so on. Both drop_last
+    # leave out images that do not fill a batch: all ranks have equally many steps.
+    seed = 1_000_003 * args.seed  # far apart, because the sampler adds the epoch
     sampler = DistributedSampler(  # [dist]
         train_set, world_size, rank, seed=seed, drop_last=True
     )
     train_set = SeededDataset(train_set, args.seed)
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
-    share: list[int] = []  # of the validation set; still empty
-    val_loader = DataLoader(val_set, sampler=share, **options)
-
-    # The first iter() of a loader forks its workers, which live for the run (and drop
-    # what they load for it). A fork copies locks that other threads hold, and nobody
-    # releases the copies: so it comes before the process group, which has threads, and
-    # while val_loader is empty. Its images would wait in shared memory, of which a
-    # container may have little, and its thread would pin them during the second fork.
-    iter(val_loader)
-    if not args.evaluate:
-        iter(train_loader)
     # Each image once: a DistributedSampler would repeat or drop some.
-    share += range(rank, len(val_set), world_size)  # [dist]
+    share = list(range(rank, len(val_set), world_size))  # [dist]
+    val_loader = DataLoader(val_set, sampler=share, **options)
+    start_workers(args, train_loader, val_loader)
     return train_loader, val_loader
 
 
@@ -229,7 +146,7 @@ def batches(loader: DataLoader, device: torch.device, name: str) -> Iterator:
     """Images (N, 3, H, W), normalised and channels_last, and targets, on the device."""
     mean = 255 * torch.tensor(MEAN, device=device).view(3, 1, 1)
     std = 255 * torch.tensor(STD, device=device).view(3, 1, 1)
-    hidden = dist.get_rank() > 0 or None  # [dist] None: hidden without a terminal
+    hidden = True if dist.get_rank() > 0 else None  # [dist] None: without a terminal
     for images, targets in tqdm(loader, name, leave=False, disable=hidden):
         images = images.to(device, non_blocking=True)  # bytes are 1/4 of floats
         images = images.float(memory_format=torch.channels_last)
@@ -263,7 +180,7 @@ def build_optimizer(args: Namespace, model: nn.Module) -> Optimizer:
 def lr_factor(args: Namespace, done: float) -> float:
     """What each peak rate is multiplied by after `done` epochs, such as 2.5: a linear
     warm-up (Goyal et al. 2017), then a cosine (Loshchilov & Hutter 2017,
-    arXiv:1608.03983)."""
+    arXiv:1608.03983). One of torch's schedulers would have to be saved and resumed."""
     warmup = min(5, args.epochs / 10)
     if done < warmup:
         return done / warmup
@@ -271,7 +188,350 @@ def lr_factor(args: Namespace, done: float) -> float:
     return (1 + math.cos(math.pi * progress)) / 2
 
 
-# ---- log and checkpoint ----
+# ---- training ----
+def train_one_epoch(
+    args: Namespace,
+    log_file: TextIO | None,
+    model: nn.Module,
+    loader: DataLoader,
+    optimizer: Optimizer,
+    epoch: int,
+) -> None:
+    """Train on this rank's share of the images. Loss and hits add up on the device: the
+    host would wait to read them, so it does so only every --print-freq steps."""
+    device = next(model.parameters()).device
+    criterion = nn.BCEWithLogitsLoss()
+    totals = torch.zeros(2, dtype=torch.float64, device=device)  # of loss and hits
+    logged, start = 0, time.perf_counter()  # step and moment of the last row
+
+    model.train()
+    epoch_batches = batches(loader, device, f"epoch {epoch}")
+    for step, (images, targets) in enumerate(epoch_batches, start=1):
+        # That of the middle of the step: neither the first nor the last one is 0.
+        factor = lr_factor(args, epoch + (step - 0.5) / len(loader))
+        for group in optimizer.param_groups:
+            peak = group.setdefault("initial_lr", group["lr"])  # in the first step
+            group["lr"] = factor * peak
+
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
+            logits = model(images)
+            loss = criterion(logits, targets)
+
+        optimizer.zero_grad()
+        loss.backward()  # [dist] averages the gradients over the ranks as it goes
+        optimizer.step()
+
+        totals[0] += loss.detach() * len(targets)
+        totals[1] += ((logits.detach() > 0) == targets).all(1).sum()  # all labels right
+
+        if step % args.print_freq == 0 or step == len(loader):
+            dist.all_reduce(totals)  # [dist] sums over all ranks
+            seen = (step - logged) * args.batch_size
+            mean_loss, accuracy = (totals / seen).tolist()
+            check_finite(mean_loss, f"at step {step} of epoch {epoch}")
+            row = {
+                "epoch": epoch,
+                "step": step,
+                "loss": mean_loss,
+                "exact_match": 100 * accuracy,
+                "lr": optimizer.param_groups[0]["lr"],
+                "images_per_second": seen / (time.perf_counter() - start),
+            }
+            log(log_file, "train", row)
+            totals.zero_()
+            logged, start = step, time.perf_counter()
+
+
+# ---- evaluation ----
+@torch.inference_mode()
+def evaluate(
+    args: Namespace, model: nn.Module, loader: DataLoader, num_classes: int
+) -> dict:
+    """Loss, macro F1 and exact match on the validation set, by name, the same on all
+    ranks. Exact for any number of images and ranks: sums over all, divided once."""
+    # Before each training step DDP sends rank 0's BatchNorm statistics to all ranks.
+    # After the last step they differ again, and rank 0 will save its own.
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)  # [dist] all ranks evaluate with those
+
+    device = next(model.parameters()).device
+    criterion = nn.BCEWithLogitsLoss(reduction="sum")
+    totals = torch.zeros(3, dtype=torch.float64, device=device)
+    # True positives, false positives and false negatives of each class.
+    counts = torch.zeros(3, num_classes, dtype=torch.float64, device=device)
+
+    model.eval()
+    for images, targets in batches(loader, device, "val"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
+            logits = model(images).double()  # float64: many losses are added up
+        labels = targets > 0
+        guesses = logits > 0
+        totals[0] += criterion(logits, targets.double())
+        totals[1] += (guesses == labels).all(1).sum()
+        totals[2] += len(targets)
+        counts[0] += (guesses & labels).sum(0)
+        counts[1] += (guesses & ~labels).sum(0)
+        counts[2] += (~guesses & labels).sum(0)
+
+    # After the loop, not in it: ranks may have unequal numbers of batches.
+    dist.all_reduce(totals)  # [dist]
+    dist.all_reduce(counts)  # [dist]
+    loss, hits, images = totals.tolist()
+    check_finite(loss, "in validation")  # before anybody saves such weights
+    tp, fp, fn = counts
+    f1 = 2 * tp / (2 * tp + fp + fn).clamp(min=1)  # of each class, 0 if it has none
+    return {
+        "loss": loss / images / num_classes,
+        "f1": 100 * f1.mean().item(),
+        "exact_match": 100 * hits / images,
+        "images": int(images),
+    }
+
+
+# ---- the run ----
+def setup_device(local_rank: int) -> torch.device:
+    """The GPU of this process, made its current one, or the CPU."""
+    check_gpus(local_rank)
+    if not torch.accelerator.is_available():
+        return torch.device("cpu")
+    torch.accelerator.set_device_index(local_rank)  # [dist] or all ranks open GPU 0
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do anyway
+    # cuDNN tries which algorithm is fastest: two runs may differ in their last bits.
+    torch.backends.cudnn.benchmark = True
+    return torch.device(torch.accelerator.current_accelerator().type, local_rank)
+
+
+@errors.record  # [dist] torchrun shows the traceback of the rank that failed
+def main(argv: list[str] | None = None) -> None:
+    args = build_parser().parse_args(argv)
+    check_launcher()
+    rank = int(os.environ["RANK"])  # [dist] of this process, across all machines
+    local_rank = int(os.environ["LOCAL_RANK"])  # [dist] on this machine
+    world_size = int(os.environ["WORLD_SIZE"])  # [dist] processes on all machines
+    check_flags(args, world_size)
+    log_file = open_log(args) if rank == 0 else None  # [dist] not the local rank
+    train_set, val_set, classes = build_datasets(args)
+    model_name = f"small CNN with {len(classes)} labels"
+    run = describe_run(model_name, classes, train_set)
+    checkpoint = load_checkpoint(args, run)  # {} for a new run
+
+    # In this order: loaders pin memory for the device that is set, and their workers
+    # start before the process group. (They must not use the GPU, which is set already.)
+    device = setup_device(local_rank)
+    train_loader, val_loader = build_loaders(args, train_set, val_set, rank, world_size)
+    # Waits for all ranks, which meet at torchrun's MASTER_ADDR and MASTER_PORT.
+    dist.init_process_group(  # [dist]
+        dist.get_default_backend_for_device(device),  # nccl on NVIDIA's GPUs, else gloo
+        device_id=None if device.type == "cpu" else device,  # connects at once
+    )
+    check_ranks(args, run, checkpoint, val_set)
+
+    torch.manual_seed(args.seed)
+    raw_model = build_model(args, len(classes))
+    if args.sync_bn:  # [dist] BatchNorm by the statistics of all ranks' images
+        raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)  # [dist]
+    raw_model.to(device, memory_format=torch.channels_last)
+    optimizer = build_optimizer(args, raw_model)
+    restore(checkpoint, raw_model, optimizer)
+    # DDP sends rank 0's weights to all ranks, now; in each training step it averages
+    # the gradients. Evaluation uses raw_model: DDP would wait for ever where a rank has
+    # no images. gradient_as_bucket_view avoids a second copy of the gradients.
+    model = DistributedDataParallel(raw_model, gradient_as_bucket_view=True)  # [dist]
+    model = torch.compile(model) if args.compile else model
+
+    log_start(log_file, args, device, len(train_loader), run, checkpoint)
+    first_epoch = checkpoint.get("epoch", 0)
+    best = checkpoint.get("best") if args.resume == "" else None  # a PATH begins anew
+    if args.evaluate:
+        scores = evaluate(args, raw_model, val_loader, len(classes))
+        log(log_file, "eval", {"epoch": first_epoch, **scores})
+    for epoch in range(first_epoch, 0 if args.evaluate else args.epochs):
+        train_loader.sampler.set_epoch(epoch)  # [dist] gives each epoch its own order
+        train_loader.dataset.set_epoch(epoch)  # and its own crops and flips
+        # Dropout differs between ranks and epochs, and is the same after a resume.
+        torch.manual_seed(seed_of(args.seed, epoch, rank))  # [dist]
+        train_one_epoch(args, log_file, model, train_loader, optimizer, epoch)
+        scores = evaluate(args, raw_model, val_loader, len(classes))
+        log(log_file, "eval", {"epoch": epoch, **scores})
+
+        is_best = best is None or scores[BEST] > best
+        best = float(scores[BEST]) if is_best else best
+        state = {
+            "model": raw_model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "epoch": epoch + 1,
+            "best": best,
+            **run,
+        }
+        if rank == 0:  # [dist] one process writes
+            save_checkpoints(args, state, is_best)
+    log(log_file, "end", {f"best_{BEST}": best})
+    wait_for_gloo()
+    dist.destroy_process_group()  # [dist] without it a finished process may abort
+
+
+# ---- what protects a long run: training needs none of it ----
+def fail(message: str) -> NoReturn:
+    """End with one line. torchrun then ends the other ranks, and repeats the line at
+    the end of its report."""
+    try:
+        raise SystemExit(f"error: {message}")
+    except SystemExit as error:  # which @errors.record, on main, does not report
+        errors.get_error_handler().record_exception(error)
+        raise
+
+
+def cpus_of_rank() -> int:
+    """The CPUs that this process may use, divided among the ranks of its machine."""
+    cpus = len(os.sched_getaffinity(0))
+    cpus //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # [dist] ranks of this machine
+    return max(1, cpus)
+
+
+def check_launcher() -> None:
+    """Refuse to be started by hand: a single process would know of no other."""
+    if not {"RANK", "LOCAL_RANK"} <= os.environ.keys():  # [dist] torchrun sets them
+        fail(f"start it with torchrun --standalone --nproc-per-node 2 {__file__} ...")
+
+
+def check_flags(args: Namespace, world_size: int) -> None:
+    """Refuse flags that would silently do something else."""
+    if args.batch_size % world_size:  # [dist] each rank's gradient weighs the same
+        lower = max(1, args.batch_size // world_size) * world_size
+        sizes = f"use {lower} or {lower + world_size}"
+        fail(f"--batch-size must be a multiple of the {world_size} ranks: {sizes}")
+    for flag, value, least, most in (
+        ("--epochs", args.epochs, 1, math.inf),
+        ("--lr", min(args.lr), 0, math.inf),
+        ("--weight-decay", args.weight_decay, 0, math.inf),
+        ("--workers", args.workers, 0, max(16, 4 * cpus_of_rank())),
+        ("--print-freq", args.print_freq, 1, math.inf),
+    ):
+        if not (least <= value <= most and math.isfinite(value)):  # nan is not, either
+            fail(f"{flag} {value} is out of range: use {least} to {most}")
+    if args.evaluate and args.resume is None:
+        fail("--evaluate needs weights: add --resume, or --resume PATH")
+
+
+def check_tables(data: Path) -> None:
+    """Fail unless train.csv and val.csv are there."""
+    for split in ("train", "val"):
+        if not (data / f"{split}.csv").is_file():
+            fail(f"--data {data} has no file {split}.csv")
+
+
+def check_classes(data: Path, train_set: Dataset, val_set: Dataset) -> None:
+    """Fail unless both tables have the same labels."""
+    if train_set.classes != val_set.classes:
+        odd = sorted(set(train_set.classes) ^ set(val_set.classes))
+        fail(f"{data}: only one of train.csv and val.csv has {odd[:3]}")
+
+
+def check_enough(args: Namespace, train_set: Dataset) -> None:
+    """Fail where an epoch would have no step."""
+    if len(train_set) < args.batch_size and not args.evaluate:
+        fail(f"--batch-size {args.batch_size} is more than all {len(train_set)} images")
+
+
+def check_gpus(local_rank: int) -> None:
+    """Fail where this process would share a GPU, or silently take the CPU."""
+    # With a driver that is too old torch counts the GPUs, but would take the CPU.
+    if torch.cuda.device_count() and not torch.cuda.is_available():
+        fail("torch cannot use the GPUs of this machine: its driver may be too old")
+    gpus = torch.accelerator.device_count()
+    if torch.accelerator.is_available() and local_rank >= gpus:
+        fail(f"more processes than GPUs on this machine: start {gpus}")
+
+
+def check_finite(loss: float, where: str) -> None:
+    """Fail if the loss is infinite or not a number."""
+    if not math.isfinite(loss):
+        fail(f"the loss is {loss} {where}: use a lower --lr, and --resume")
+
+
+def check_ranks(args: Namespace, run: dict, checkpoint: dict, val_set: Dataset) -> None:
+    """Fail if the ranks have other flags, images or checkpoints than one another."""
+    mine = {f"--{flag}".replace("_", "-"): value for flag, value in vars(args).items()}
+    mine |= {"epochs done": checkpoint.get("epoch", 0), "images": run["images"]}
+    mine["images to evaluate"] = fingerprint(val_set)
+    may_differ = {"--data", "--workers", "--output-dir", "--resume"}  # by machine
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)  # [dist] unequal ranks would train in silence
+    for name in sorted(mine.keys() - may_differ):
+        values = sorted({str(theirs.get(name)) for theirs in found})
+        if len(values) > 1:
+            fail(f"ranks differ in {name}: {values[0]} and {values[1]}")
+
+
+def fingerprint(dataset: LabelledImages) -> str:
+    """What ranks must have alike: how many images, and a checksum of all labels."""
+    checksum = zlib.crc32(dataset.targets.numpy().tobytes())
+    return f"{len(dataset)} (checksum {checksum:x})"
+
+
+def load_image(path: str) -> Tensor:
+    """The picture as uint8 RGB (3, height, width). Raises ValueError with the path."""
+    try:
+        # decode_image(path) would map the file into memory: a disk that fails would end
+        # the process with a "Bus error", without the name of the file.
+        data = torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
+        image = decode_image(data, ImageReadMode.RGB)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"cannot read {path!r}: {error}") from error
+    if image.dtype != torch.uint8 or image.ndim != 3:  # 16-bit PNG, animated GIF
+        raise ValueError(f"not a single 8-bit image: {path!r}")
+    return image
+
+
+def seed_of(*numbers: int) -> int:
+    """One seed that depends on all of the numbers, such as --seed and epoch."""
+    return zlib.crc32(" ".join(map(str, numbers)).encode())
+
+
+class SeededDataset(Dataset):
+    """Random crops and flips that depend on seed, epoch and image alone: they are the
+    same for any number of ranks and workers, and after a resume. (This holds for
+    torch's generator, which torchvision uses, but not for numpy's and random's.)"""
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        # Workers have a copy of this object, made before the first epoch. They see what
+        # is written into this memory later.
+        self.epoch = torch.tensor(0).share_memory_()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch.fill_(epoch)
+
+    def __getitem__(self, index: int) -> Any:
+        # fork_rng puts the generator back: with --workers 0 dropout may use it as well.
+        with torch.random.fork_rng(devices=[]):
+            # Not torch.manual_seed: it is slow, because it seeds GPUs too.
+            seed = seed_of(self.seed, self.epoch.item(), index)
+            torch.default_generator.manual_seed(seed)
+            return self.dataset[index]
+
+
+def start_workers(
+    args: Namespace, train_loader: DataLoader, val_loader: DataLoader
+) -> None:
+    """Fork the workers of both loaders before the process group exists: it has threads,
+    and a fork copies the locks that they hold, which nobody then releases."""
+    # The first iter() of a loader forks its workers, which live for the run (and drop
+    # what they load for it). Until both have theirs, val_loader has no images: they
+    # would wait in shared memory, of which a container may have little, and a thread
+    # would pin them during the second fork.
+    share = list(val_loader.sampler)
+    val_loader.sampler.clear()
+    iter(val_loader)
+    if not args.evaluate:
+        iter(train_loader)
+    val_loader.sampler.extend(share)
+
+
 def open_log(args: Namespace) -> TextIO:
     """The log, locked until this process ends: one run at a time writes into a folder.
     Fails if it holds a run that this one does not continue."""
@@ -316,25 +576,118 @@ def log(file: TextIO | None, event: str, fields: dict) -> None:
         fail(f"cannot write {file.name} or stdout: {error}")
 
 
-def load_checkpoint(args: Namespace) -> dict:
+def log_start(
+    file: TextIO | None,
+    args: Namespace,
+    device: torch.device,
+    steps_per_epoch: int,
+    run: dict,
+    checkpoint: dict,
+) -> None:
+    """The first row of the log, and what a run that goes on should say."""
+    if file is None:
+        return
+    first_epoch = checkpoint.get("epoch", 0)
+    start = {
+        "epoch": first_epoch,
+        "torch": torch.__version__,
+        "device": str(device),
+        "world_size": dist.get_world_size(),
+        "steps_per_epoch": steps_per_epoch,
+        "args": vars(args),
+    }
+    log(file, "start", start)
+    if args.evaluate or not checkpoint:
+        return
+    if first_epoch >= args.epochs:
+        print(f"nothing to train: all {args.epochs} epochs are done")
+    if "classes" not in checkpoint:
+        print("the checkpoint does not name its classes: they were not compared")
+    elif checkpoint["images"] != run["images"]:
+        images = f"{run['images']} images, before {checkpoint['images']}"
+        print(f"the run goes on with other images: {images}")
+
+
+def describe_run(model_name: str, classes: list[str], train_set: Dataset) -> dict:
+    """What a checkpoint says of its run: `check_same_run` compares it."""
+    run = {"model_name": model_name, "metric": BEST, "classes": classes}
+    return run | {"images": fingerprint(train_set)}
+
+
+def check_same_run(args: Namespace, run: dict, checkpoint: dict) -> None:
+    """Fail if this run would misread the checkpoint."""
+    saved = checkpoint.get("model_name", "another program")
+    if saved != run["model_name"]:
+        fail(f"--resume: the checkpoint is of {saved}, not of {run['model_name']}")
+    before = checkpoint.get("classes", run["classes"])
+    for label, (old, new) in enumerate(zip_longest(before, run["classes"])):
+        if old != new:  # what the model calls `label`
+            fail(f"--resume: class {label} was {old!r}, and is {new!r} in these images")
+    metric = checkpoint.get("metric", BEST)
+    if metric != BEST and args.resume == "" and not args.evaluate:
+        hint = "give its PATH to --resume, and another --output-dir"
+        fail(f"best.pt was chosen by {metric}, not by {BEST}: {hint}")
+
+
+def load_checkpoint(args: Namespace, run: dict) -> dict:
     """The checkpoint that --resume names, on the CPU, or {} to begin anew."""
     if args.resume is None:
         return {}
     # --resume alone is "": it takes the checkpoint of --output-dir.
     path = Path(args.resume or args.output_dir / "checkpoint.pt")
     if args.resume == "" and not os.path.lexists(path) and not args.evaluate:
+        check_best(args)
         return {}  # the first start of a job that is always started by the same line
+    checkpoint = read_checkpoint(path)
+    check_same_run(args, run, checkpoint)
+    return checkpoint
+
+
+def check_best(args: Namespace) -> None:
+    """Fail where a run that begins anew would overwrite the best epoch of another. (A
+    job that was killed between its first two saves has a best.pt of one epoch.)"""
+    best, lost = args.output_dir / "best.pt", args.output_dir / "checkpoint.pt"
+    if os.path.lexists(best) and read_checkpoint(best)["epoch"] > 1:
+        fail(f"{lost} is gone, {best} is there: copy that to {lost} to go on from it")
+
+
+def read_checkpoint(path: Path) -> dict:
+    """What the file holds. Fails if it is not there, damaged, or of another kind."""
+    if not path.exists():
+        fail(f"--resume {path}: there is no such file")
     try:
         if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():
             raise ValueError("a checksum is wrong")  # torch would not have looked
-        # map_location: or all ranks load onto GPU 0. weights_only: or it may run code.
+        # Without map_location it would land on the GPU that it was saved from; without
+        # weights_only it might run code.
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         for slot in [checkpoint["model"], *checkpoint["optimizer"]["state"].values()]:
-            if any(torch.is_tensor(v) and v.isnan().any() for v in slot.values()):
-                raise ValueError("weights or momentum are nan")
+            tensors = filter(torch.is_tensor, slot.values())
+            if not all(tensor.isfinite().all() for tensor in tensors):
+                raise ValueError("weights or momentum are not finite")
+        if checkpoint["epoch"] < 0 or not math.isfinite(checkpoint.get("best") or 0):
+            raise ValueError("epoch or best is out of range")
     except Exception as error:  # of many kinds; most do not name the file
         fail(f"cannot load {path}, {error!r:.99}: --resume another, such as best.pt")
     return checkpoint
+
+
+def restore(checkpoint: dict, model: nn.Module, optimizer: Optimizer) -> None:
+    """Give back weights and momentum, if there is a checkpoint. The optimizer keeps the
+    settings of this command line."""
+    if not checkpoint:
+        return
+    model.load_state_dict(checkpoint["model"])
+    state = optimizer.state_dict()
+    state["state"] = checkpoint["optimizer"]["state"]
+    optimizer.load_state_dict(state)
+
+
+def save_checkpoints(args: Namespace, state: dict, is_best: bool) -> None:
+    """best.pt comes first: after a kill between the two a resume writes both again."""
+    if is_best:
+        save_checkpoint(state, args.output_dir / "best.pt")
+    save_checkpoint(state, args.output_dir / "checkpoint.pt")
 
 
 def save_checkpoint(state: dict, path: Path) -> None:
@@ -354,228 +707,9 @@ def save_checkpoint(state: dict, path: Path) -> None:
     temporary.replace(path)
 
 
-# ---- training ----
-def train_one_epoch(
-    args: Namespace,
-    log_file: TextIO | None,
-    model: nn.Module,
-    loader: DataLoader,
-    optimizer: Optimizer,
-    epoch: int,
-) -> None:
-    """Train on this rank's share of the images. Loss and hits add up on the device: the
-    host would wait to read them, so it does so only every --print-freq steps."""
-    device = next(model.parameters()).device
-    criterion = nn.BCEWithLogitsLoss()
-    totals = torch.zeros(2, dtype=torch.float64, device=device)  # of loss and hits
-    logged, start = 0, time.perf_counter()  # step and moment of the last row
-
-    model.train()
-    epoch_batches = batches(loader, device, f"epoch {epoch}")
-    for step, (images, targets) in enumerate(epoch_batches, start=1):
-        # That of the middle of the step: neither the first nor the last one is 0.
-        factor = lr_factor(args, epoch + (step - 0.5) / len(loader))
-        for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor  # its peak, from main
-
-        with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
-            logits = model(images)
-            loss = criterion(logits, targets)
-
-        optimizer.zero_grad()
-        loss.backward()  # [dist] averages the gradients over the ranks as it goes
-        optimizer.step()
-
-        totals[0] += loss.detach() * len(targets)
-        totals[1] += ((logits.detach() > 0) == targets).all(1).sum()  # all labels right
-
-        if step % args.print_freq == 0 or step == len(loader):
-            dist.all_reduce(totals)  # [dist] sums over all ranks
-            seen = (step - logged) * args.batch_size
-            mean_loss, accuracy = (totals / seen).tolist()
-            if not math.isfinite(mean_loss):  # then it is so on all ranks
-                at = f"step {step} of epoch {epoch}"
-                fail(f"the loss is {mean_loss} at {at}: use a lower --lr, and --resume")
-            row = {
-                "epoch": epoch,
-                "step": step,
-                "loss": mean_loss,
-                "exact_match": 100 * accuracy,
-                "lr": optimizer.param_groups[0]["lr"],
-                "images_per_second": seen / (time.perf_counter() - start),
-            }
-            log(log_file, "train", row)
-            totals.zero_()
-            logged, start = step, time.perf_counter()
-
-
-# ---- evaluation ----
-@torch.inference_mode()
-def evaluate(args: Namespace, model: nn.Module, loader: DataLoader) -> dict:
-    """Loss, macro F1 and exact match on the validation set, by name, the same on all
-    ranks. Exact for any number of images and ranks: sums over all, divided once."""
-    # Before each training step DDP sends rank 0's BatchNorm statistics to all ranks.
-    # After the last step they differ again, and rank 0 will save its own.
-    for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)  # [dist] all ranks evaluate with those
-
-    device = next(model.parameters()).device
-    criterion = nn.BCEWithLogitsLoss(reduction="sum")
-    totals = torch.zeros(3, dtype=torch.float64, device=device)
-    num_classes = len(loader.dataset.classes)  # a rank may have no image to tell it
-    # True positives, false positives and false negatives of each class.
-    counts = torch.zeros(3, num_classes, dtype=torch.float64, device=device)
-
-    model.eval()
-    for images, targets in batches(loader, device, "val"):
-        with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
-            logits = model(images).double()  # float64: many losses are added up
-        labels = targets > 0
-        guesses = logits > 0
-        totals[0] += criterion(logits, targets.double())
-        totals[1] += (guesses == labels).all(1).sum()
-        totals[2] += len(targets)
-        counts[0] += (guesses & labels).sum(0)
-        counts[1] += (guesses & ~labels).sum(0)
-        counts[2] += (~guesses & labels).sum(0)
-
-    # After the loop, not in it: ranks may have unequal numbers of batches.
-    dist.all_reduce(totals)  # [dist]
-    dist.all_reduce(counts)  # [dist]
-    loss, hits, images = totals.tolist()
-    if not math.isfinite(loss):  # before anybody saves such weights
-        fail(f"the validation loss is {loss}: use a lower --lr, and --resume")
-    tp, fp, fn = counts
-    f1 = 2 * tp / (2 * tp + fp + fn).clamp(min=1)  # of each class, 0 if it has none
-    return {
-        "loss": loss / images / num_classes,
-        "f1": 100 * f1.mean().item(),
-        "exact_match": 100 * hits / images,
-        "images": int(images),
-    }
-
-
-# ---- the run ----
-def setup_device(local_rank: int) -> torch.device:
-    """The GPU of this process, made its current one, or the CPU."""
-    # With a driver that is too old torch counts the GPUs, but would take the CPU.
-    if torch.cuda.device_count() and not torch.cuda.is_available():
-        fail("torch cannot use the GPUs of this machine: its driver may be too old")
-    if not torch.accelerator.is_available():
-        return torch.device("cpu")
-
-    gpus = torch.accelerator.device_count()
-    if local_rank >= gpus:
-        fail(f"more processes than GPUs on this machine: start {gpus}")
-    torch.accelerator.set_device_index(local_rank)  # [dist] or all ranks open GPU 0
-    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do anyway
-    # cuDNN tries which algorithm is fastest: two runs may differ in their last bits.
-    torch.backends.cudnn.benchmark = True
-    return torch.device(torch.accelerator.current_accelerator().type, local_rank)
-
-
-@errors.record  # [dist] torchrun shows the traceback of the rank that failed
-def main(argv: list[str] | None = None) -> None:
-    args = build_parser().parse_args(argv)
-    if not {"RANK", "LOCAL_RANK"} <= os.environ.keys():  # [dist] torchrun sets them
-        fail(f"start it with torchrun --standalone --nproc-per-node 2 {__file__} ...")
-    rank = int(os.environ["RANK"])  # [dist] of this process, across all machines
-    local_rank = int(os.environ["LOCAL_RANK"])  # [dist] on this machine
-    world_size = int(os.environ["WORLD_SIZE"])  # [dist] processes on all machines
-    check_flags(args, world_size)
-    log_file = open_log(args) if rank == 0 else None  # [dist] not the local rank
-    checkpoint = load_checkpoint(args)
-    first_epoch = checkpoint.get("epoch", 0)
-    train_set, val_set, num_classes = build_datasets(args)
-    if len(train_set) < args.batch_size and not args.evaluate:
-        fail(f"--batch-size {args.batch_size} is more than all {len(train_set)} images")
-    model_name = f"small CNN with {num_classes} labels"
-    if checkpoint and checkpoint.get("model_name") != model_name:
-        saved = checkpoint.get("model_name", "another program")
-        fail(f"--resume: the checkpoint is of {saved}, not of {model_name}")
-
-    # In this order: loaders pin memory for the device that is set, and their workers
-    # start before the process group. (They must not use the GPU, which is set already.)
-    device = setup_device(local_rank)
-    train_loader, val_loader = build_loaders(args, train_set, val_set, rank, world_size)
-    # Waits for all ranks, which meet at torchrun's MASTER_ADDR and MASTER_PORT.
-    dist.init_process_group(  # [dist]
-        dist.get_default_backend_for_device(device),  # nccl on NVIDIA's GPUs, else gloo
-        device_id=None if device.type == "cpu" else device,  # connects at once
-    )
-    mine = {f"--{flag}".replace("_", "-"): value for flag, value in vars(args).items()}
-    mine |= {"epochs done": first_epoch, "images": fingerprint(train_set)}
-    mine["images to evaluate"] = fingerprint(val_set)
-    may_differ = {"--data", "--workers", "--output-dir", "--resume"}  # by machine
-    found = [None] * world_size
-    dist.all_gather_object(found, mine)  # [dist] unequal ranks would train in silence
-    for name in sorted(mine.keys() - may_differ):
-        values = sorted({str(theirs.get(name)) for theirs in found})
-        if len(values) > 1:
-            fail(f"ranks differ in {name}: {values[0]} and {values[1]}")
-    if first_epoch >= args.epochs and not args.evaluate and rank == 0:
-        print(f"nothing to train: all {args.epochs} epochs are done")
-
-    torch.manual_seed(args.seed)
-    raw_model = build_model(args, num_classes)
-    if args.sync_bn:  # [dist] BatchNorm by the statistics of all ranks' images
-        raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)  # [dist]
-    raw_model.to(device, memory_format=torch.channels_last)
-    optimizer = build_optimizer(args, raw_model)
-    for group in optimizer.param_groups:
-        group["initial_lr"] = group["lr"]
-    if checkpoint:
-        raw_model.load_state_dict(checkpoint["model"])
-        state = optimizer.state_dict()  # with the settings of this command line
-        state["state"] = checkpoint["optimizer"]["state"]  # such as momentum
-        optimizer.load_state_dict(state)
-    # DDP sends rank 0's weights to all ranks, now; in each training step it averages
-    # the gradients. Evaluation uses raw_model: DDP would wait for ever where a rank has
-    # no images. gradient_as_bucket_view avoids a second copy of the gradients.
-    model = DistributedDataParallel(raw_model, gradient_as_bucket_view=True)  # [dist]
-    model = torch.compile(model) if args.compile else model
-
-    start = {
-        "epoch": first_epoch,
-        "torch": torch.__version__,
-        "device": str(device),
-        "world_size": world_size,
-        "steps_per_epoch": len(train_loader),
-        "args": vars(args),
-    }
-    log(log_file, "start", start)
-
-    if args.evaluate:
-        results = evaluate(args, raw_model, val_loader)
-        log(log_file, "eval", {"epoch": first_epoch, **results})
-    epochs = [] if args.evaluate else range(first_epoch, args.epochs)
-    best = checkpoint.get("best") if args.resume == "" else None  # a PATH begins anew
-    for epoch in epochs:
-        train_loader.sampler.set_epoch(epoch)  # [dist] gives each epoch its own order
-        train_loader.dataset.epoch.fill_(epoch)  # and its own crops and flips
-        # Dropout differs between ranks and epochs, and is the same after a resume.
-        torch.manual_seed(zlib.crc32(f"{args.seed} {epoch} {rank}".encode()))  # [dist]
-        train_one_epoch(args, log_file, model, train_loader, optimizer, epoch)
-        results = evaluate(args, raw_model, val_loader)
-        log(log_file, "eval", {"epoch": epoch, **results})
-
-        is_best = best is None or results["f1"] > best  # larger is better
-        best = float(results["f1"]) if is_best else best
-        state = {
-            "model": raw_model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "epoch": epoch + 1,
-            "best": best,
-            "model_name": model_name,
-        }
-        # best.pt first: after a kill between the two, a resume will write both again.
-        if rank == 0 and is_best:  # [dist] one process writes
-            save_checkpoint(state, args.output_dir / "best.pt")
-        if rank == 0:  # [dist]
-            save_checkpoint(state, args.output_dir / "checkpoint.pt")
-    log(log_file, "end", {"best_f1": best})
-    time.sleep(0.1)  # before torch 2.13 the next line may hang while gloo frees tensors
-    dist.destroy_process_group()  # [dist] without it a finished process may abort
+def wait_for_gloo() -> None:
+    """Before torch 2.13 a process group's end may hang while gloo frees tensors."""
+    time.sleep(0.1)
 
 
 if __name__ == "__main__":
