@@ -96,8 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
 def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, list[str]]:
     """Training set, validation set and the names of the classes. To use your data
     replace it, MEAN and STD: an item is a uint8 image (3, size, size), 0 to 255, and
-    the index of its class. Loader workers make the items, and cannot
-    use a GPU."""
+    the index of its class. Loader workers make the items, and cannot use a GPU."""
     size = args.image_size
     if not args.data:
         return synthetic_datasets(args.synthetic, size)
@@ -262,7 +261,7 @@ def pick_gpus(args: Namespace) -> list[int]:
         return list(range(count))
 
     chosen = [int(gpu) for gpu in args.gpus.split(",")]
-    if max(chosen) >= count:
+    if not 0 <= min(chosen) <= max(chosen) < count:
         fail(f"--gpus {args.gpus}: this machine has {count} GPUs, counted from 0")
     return chosen
 

@@ -394,7 +394,9 @@ def cpus_of_rank() -> int:
 
 
 def check_machines(args: Namespace) -> None:
-    """Refuse machines that would wait for ever for one another."""
+    """Refuse numbers of processes and machines that cannot be."""
+    if args.nprocs < 1:
+        fail(f"--nprocs {args.nprocs} is out of range: use 1 or more")
     if not 0 <= args.node_rank < args.nnodes:
         fail(f"--node-rank {args.node_rank} must be 0 to {args.nnodes - 1}")
     if args.nnodes > 1 and not args.master_port:

@@ -249,6 +249,8 @@ MISTAKES = {
     ),
     # the chapters' own
     "gpus_without_gpus": own(ALONE, "--gpus 0", "--gpus 0: ... 0 GPUs, counted"),
+    "negative_gpu": own(ALONE, "--gpus -1", "--gpus -1: ... 0 GPUs, counted"),
+    "no_process": own(SPAWNS, "--nprocs 0", "--nprocs 0 is out of range: use 1 or more"),
     "rank_outside": own(SPAWNS, "--nnodes 2 --node-rank 2", "--node-rank 2 must be 0 to 1"),
     "no_port": own(SPAWNS, "--nnodes 2", "--nnodes ... --master-addr and --master-port"),
     "compiled_threads": own(ALONE, "--compile", "--compile ... DataParallel"),
