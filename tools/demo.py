@@ -1,10 +1,12 @@
 """The demo behind `make demo`: chapter 02 on real JPEG files, from nothing to a curve.
 
     python tools/demo.py
+    python tools/demo.py 08_fsdp2
 
-Draws the toy ImageNet into data/toy if it is not there, trains 02_distributed on it with one
-process per GPU (two processes on a machine without one) and names what came out. Every call
-starts a new run folder; an older one is never touched.
+Draws the toy ImageNet into data/toy if it is not there, trains a chapter that torchrun starts,
+02_distributed or the one named, on it with one process per GPU (two processes on a machine
+without one) and names what came out. Every call starts a new run folder; an older one is never
+touched.
 """
 
 import os
@@ -19,6 +21,7 @@ from run_log import read_run
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path("data", "toy")
 EPOCHS, BATCH_SIZE = 10, 32
+STARTED_BY_TORCHRUN = ("02_distributed", "04_apex", "07_dist_eval", "08_fsdp2")
 
 
 def call(step: str, *words: object) -> None:
@@ -34,6 +37,9 @@ def call(step: str, *words: object) -> None:
 
 
 def main() -> None:
+    chapter = sys.argv[1].strip("/") if len(sys.argv) > 1 else "02_distributed"
+    if chapter not in STARTED_BY_TORCHRUN:
+        raise SystemExit(f"demo: {chapter} is none of {', '.join(STARTED_BY_TORCHRUN)}")
     if not (ROOT / DATA).exists():
         call("drawing 2000 JPEG files, 120 MB", sys.executable, "tools/toy_imagenet.py", DATA)
     processes = torch.cuda.device_count() or 2
@@ -43,7 +49,7 @@ def main() -> None:
     call(
         f"training {EPOCHS} epochs on {processes} processes",
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", processes, "02_distributed/main.py", "--data", DATA),
+        *("--nproc-per-node", processes, f"{chapter}/main.py", "--data", DATA),
         *("--arch", "resnet18", "--image-size", 64, "--epochs", EPOCHS),
         *("--batch-size", batch_size, "--output-dir", run_dir),
     )

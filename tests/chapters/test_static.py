@@ -9,33 +9,34 @@ import pytest
 from harness import CHAPTERS, ROOT, flags_of
 
 HUB, DP, SPAWN, APEX = "02_distributed", "01_dataparallel", "03_multiprocessing", "04_apex"
-HOROVOD, SLURM, EVAL = "05_horovod", "06_slurm", "07_dist_eval"
-ALL_CHAPTERS = [DP, HUB, SPAWN, APEX, HOROVOD, SLURM, EVAL]
+HOROVOD, SLURM, EVAL, FSDP = "05_horovod", "06_slurm", "07_dist_eval", "08_fsdp2"
+ALL_CHAPTERS = [DP, HUB, SPAWN, APEX, HOROVOD, SLURM, EVAL, FSDP]
 # Functions that must be the same, to the letter, in the chapters named.
 EVERYWHERE = [
     "build_model", "lr_factor", "check_image_folders", "check_enough", "check_pretrained",
     "check_finite", "fingerprint", "load_image", "synthetic_datasets", "seed_of", "describe_run",
-    "load_checkpoint", "check_best", "read_checkpoint", "save_checkpoints", "save_checkpoint",
+    "load_checkpoint", "check_best", "save_checkpoints", "save_checkpoint",
 ]  # fmt: skip
 NOT_DP = [c for c in ALL_CHAPTERS if c != DP]
-ON_TORCH = [HUB, SPAWN, APEX, SLURM, EVAL]
+ON_TORCH = [HUB, SPAWN, APEX, SLURM, EVAL, FSDP]
 SAME = {
     **{name: ALL_CHAPTERS for name in EVERYWHERE},
     **{name: NOT_DP for name in ("build_datasets", "setup_device", "SeededDataset", "log")},
     **{name: ON_TORCH for name in ("batches", "check_gpus", "start_workers", "wait_for_gloo")},
     "build_loaders": [HUB, SPAWN, APEX, HOROVOD, EVAL],
-    "build_optimizer": [DP, HUB, SPAWN, SLURM, EVAL],
-    "train_one_epoch": [HUB, SPAWN, EVAL],
+    "build_optimizer": [DP, HUB, SPAWN, SLURM, EVAL, FSDP],
+    "train_one_epoch": [HUB, SPAWN, EVAL, FSDP],
     "evaluate": [HUB, SPAWN, SLURM],
     "main": [HUB],
-    "fail": [HUB, APEX, SLURM, EVAL],
-    "cpus_of_rank": [HUB, SPAWN, APEX, EVAL],
-    "check_launcher": [HUB, APEX, EVAL],
+    "fail": [HUB, APEX, SLURM, EVAL, FSDP],
+    "cpus_of_rank": [HUB, SPAWN, APEX, EVAL, FSDP],
+    "check_launcher": [HUB, APEX, EVAL, FSDP],
     "check_flags": [HUB, SPAWN, HOROVOD, SLURM],
-    "check_ranks": [HUB, APEX, EVAL],
-    "open_log": [DP, HUB, SPAWN, APEX, HOROVOD, EVAL],  # 06 waits
-    "log_start": [HUB, SPAWN, APEX, EVAL],
-    "check_same_run": [DP, HUB, SPAWN, APEX, HOROVOD, EVAL],
+    "check_ranks": [HUB, APEX, EVAL, FSDP],
+    "open_log": [DP, HUB, SPAWN, APEX, HOROVOD, EVAL, FSDP],  # 06 waits
+    "log_start": [HUB, SPAWN, APEX, EVAL, FSDP],
+    "check_same_run": [DP, HUB, SPAWN, APEX, HOROVOD, EVAL, FSDP],
+    "read_checkpoint": [c for c in ALL_CHAPTERS if c != FSDP],  # 08 maps the file into memory
     "restore": [DP, HUB, SPAWN, SLURM, EVAL],
 }
 ALLOWED_IMPORTS = sys.stdlib_module_names | {"torch", "torchvision", "tqdm"}

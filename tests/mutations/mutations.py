@@ -29,6 +29,7 @@ EVAL = "tests/chapters/test_exact_eval.py"
 SAMPLING = "tests/chapters/test_sampling.py"
 RESUME = "tests/chapters/test_resume.py"
 ERRORS = "tests/chapters/test_errors.py"
+FSDP = "tests/chapters/test_fsdp.py"
 ON_GPUS = "tests/pretended/test_training.py"
 DATA = "tests/faults/test_faults_data.py"
 IMAGES = "tests/tools/test_check_imagenet.py::test_broken_files"
@@ -70,6 +71,24 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "share = list(DistributedSampler(val_set, world_size, rank, shuffle=False))"),
         ("the share of a rank", 6, "range(rank, len(val_set), world_size)",
          "range(len(val_set))"),
+    ],
+    f"{FSDP}::test_tied_weights_and_hidden_buffers[plain]": [
+        ("buffers that no state_dict has", 1,
+         "    for buffer in model.buffers():  # also those that no state_dict has\n"
+         "        dist.broadcast(buffer, src=0)  # [dist]\n", ""),
+    ],
+    f"{FSDP}::test_weights_are_made_once": [
+        ("weights that one rank alone makes", 1, '"cpu" if rank == 0 else "meta"', '"cpu"'),
+    ],
+    f"{EQUAL}::test_trains_as_one_process_would[08_fsdp2-2]": [
+        ("weights of rank 0 in 08", 1, "set_model_state_dict(model, whole, options=from_rank_0)", "pass"),
+    ],
+    f"{EVAL}::test_every_count_is_exact[08_fsdp2-2]": [
+        ("repeated images that do not count", 1,
+         "logits, targets = logits[:left], targets[:left]", "pass"),
+    ],
+    f"{RESUME}::test_bit_for_bit[08_fsdp2-2]": [
+        ("each rank's part of the momentum", 1, "optimizer.state[weight][name] = value", "pass"),
     ],
     f"{EVAL}::test_every_count_is_exact[07_dist_eval-2]": [
         ("the all-reduce of the confusion matrix", 1, "dist.all_reduce(pairs)", "pass"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from crew import call_main
-from harness import AS_OTHERS, CHAPTERS, events, load_chapter, load_state, rows
+from harness import AS_OTHERS, CHAPTERS, FSDP, events, load_chapter, load_state, rows
 from torch import Tensor, nn
 from with_tiny_model import tiny_float64
 
@@ -88,14 +88,22 @@ def difference(model: nn.Module, state: dict) -> float:
 
 def train(chapter: str, argv: list[str], build: Callable) -> dict:
     """In a crew member: train, and return the parameters that this rank ends with."""
-    built = []
+    built, ended = [], {}
+
+    def note_end() -> None:
+        """In place of the last call that all ranks of 08 make, whose weights are gathered."""
+        for name, parameter in built[0].named_parameters():
+            ended[name] = parameter.full_tensor().tolist()
 
     def build_and_keep(args: object, num_classes: int) -> nn.Module:
         built.append(build(args, num_classes))
         return built[0]
 
-    answer = call_main(chapter, argv, {"build_model": build_and_keep})
+    sharded = {"wait_for_gloo": note_end} if chapter == FSDP else {}
+    answer = call_main(chapter, argv, {"build_model": build_and_keep} | sharded)
     assert answer["exit"] is None, answer
+    if sharded:
+        return ended
     # As lists: a tensor in a pipe is a file handle that the sender must keep open.
     return {name: parameter.tolist() for name, parameter in built[0].named_parameters()}
 

@@ -216,7 +216,7 @@ def parse_args(argv: list[str]) -> Namespace:
         allow_abbrev=False,
     )
     # 04 is here by its flags alone: its default, bf16, is emulated on many CPUs.
-    chapters = ["01", "02", "03", *["05"] * HOROVODRUN.is_file(), "06", "07"]
+    chapters = ["01", "02", "03", *["05"] * HOROVODRUN.is_file(), "06", "07", "08"]
     add = parser.add_argument
     for part in PARTS:
         add(f"--{part}", dest="parts", action="append_const", const=part)

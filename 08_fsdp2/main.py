@@ -1,0 +1,864 @@
+r"""Train ImageNet with fully_shard (FSDP2): each process keeps a part of every weight.
+
+Use it for a model that one GPU cannot hold with its gradients and momentum: of N
+processes, called ranks, each keeps 1/N of all three. Before a block of the model
+computes, its weights are gathered from all ranks, and freed again behind it. A model
+that fits into one GPU trains faster in 02_distributed.
+
+    # two processes on generated images, on two GPUs or on CPUs
+    torchrun --standalone --nproc-per-node 2 main.py --synthetic \
+        --arch swin_t --image-size 64 --batch-size 64 --epochs 3
+    # a vision transformer of 632 million weights, on all GPUs of a machine
+    torchrun --standalone --nproc-per-node gpu main.py --data /imagenet \
+        --arch vit_h_14 --bf16 --recompute
+    # on two machines: each holds a whole model, divided among its 8 GPUs
+    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d \
+        --rdzv-endpoint HOST:29400 main.py --data /imagenet --replicas 2
+
+Changed against 02_distributed:
+- `shard` in place of DistributedDataParallel; weights are made on rank 0 alone;
+- a checkpoint is gathered into that of 02: any chapter goes on from it, on any number
+  of ranks;
+- in an evaluation all ranks call the model equally often;
+- --bf16 also gathers in bfloat16, --compile works block by block; --recompute and
+  --replicas.
+"""
+
+import argparse
+import fcntl
+import io
+import json
+import math
+import os
+import time
+import zipfile
+import zlib
+from argparse import Namespace
+from collections.abc import Iterator
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    set_model_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.elastic.multiprocessing import errors
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import SGD, Optimizer
+from torch.utils.checkpoint import checkpoint as recomputed
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torchvision import models
+from torchvision.datasets import ImageFolder
+from torchvision.io import ImageReadMode, decode_image
+from torchvision.transforms import v2
+from tqdm import tqdm
+
+# ImageNet's mean and standard deviation of red, green and blue, from 0 to 1.
+MEAN = [0.485, 0.456, 0.406]
+STD = [0.229, 0.224, 0.225]
+# The score of `evaluate` by which the best epoch is chosen: larger is better.
+BEST = "acc1"
+
+
+# ---- flags ----
+def build_parser() -> argparse.ArgumentParser:
+    """The flags, with their defaults."""
+    parser = argparse.ArgumentParser(
+        description=__doc__ and __doc__.splitlines()[0],  # python -OO takes it away
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.error = fail  # so that torchrun repeats the line about a mistyped flag
+    images = parser.add_mutually_exclusive_group(required=True).add_argument
+    images("--data", type=Path, metavar="DIR", help="ImageNet: holds train/ and val/")
+    images("--synthetic", type=int, nargs="?", const=1280, metavar="N", help="made up")
+
+    add = parser.add_argument
+    archs = models.list_models(models)  # none that detects or segments
+    workers = min(16, cpus_of_rank())
+    here = Path(__file__).resolve().parent.name
+    add("--arch", default="resnet50", choices=archs, metavar="MODEL", help="its name")
+    add("--image-size", type=int, default=224, help="width and height in pixels")
+    add("--epochs", type=int, default=90, help="passes over the training images")
+    add("--batch-size", type=int, default=256, help="images per step, over all ranks")
+    add("--lr", type=float, default=0.1, help="peak rate: times batch size / 256")
+    add("--weight-decay", type=float, default=1e-4, help="L2 penalty on all weights")
+    add("--label-smoothing", type=float, default=0.0, help="0 to 1, when training")
+    add("--workers", type=int, default=workers, help="loader processes of each rank")
+    add("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
+    add("--compile", action="store_true", help="speed up training by torch.compile")
+    add("--sync-bn", action="store_true", help="BatchNorm over all ranks (GPUs only)")
+    add("--pretrained", action="store_true", help="start from weights for 1000 classes")
+    add("--output-dir", type=Path, default=f"runs/{here}", help="results")
+    add("--resume", metavar="PATH", nargs="?", const="", help="continue a run")
+    add("--evaluate", action="store_true", help="evaluate, and do not train")
+    add("--seed", type=int, default=0, help="for weights, order, crops and dropout")
+    add("--print-freq", type=int, default=20, help="steps between two lines of the log")
+
+    add = parser.add_argument_group("of this chapter").add_argument
+    again = (
+        "compute a block once more in backward, in place of keeping what it computed"
+    )
+    add("--recompute", action="store_true", help=again)
+    copies = "whole models, each divided among ranks in a row: a machine, say"
+    add("--replicas", type=int, default=1, help=copies)
+    return parser
+
+
+# ---- data ----
+def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, list[str]]:
+    """Training set, validation set and the names of the classes. To use your data
+    replace it, MEAN and STD: an item is a uint8 image (3, size, size), 0 to 255, and
+    the index of its class. All ranks need the same items in the same order. Loader
+    workers make the items, and cannot use a GPU."""
+    size = args.image_size
+    if not args.data:
+        return synthetic_datasets(args.synthetic, size)
+
+    check_image_folders(args.data)
+    train_view = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()])
+    val_view = v2.Compose([v2.Resize(size * 8 // 7), v2.CenterCrop(size)])  # 256/224
+    train_set = ImageFolder(args.data / "train", train_view, loader=load_image)
+    val_set = ImageFolder(args.data / "val", val_view, loader=load_image)
+    return train_set, val_set, train_set.classes
+
+
+def build_loaders(
+    args: Namespace, train_set: Dataset, val_set: Dataset, rank: int, world_size: int
+) -> tuple[DataLoader, DataLoader]:
+    """Loaders of this rank's share of both sets. Their workers start here."""
+    check_enough(args, train_set)
+    options = {
+        "batch_size": args.batch_size // world_size,  # [dist] --batch-size is global
+        "num_workers": args.workers,
+        "persistent_workers": args.workers > 0,
+        "multiprocessing_context": "fork" if args.workers else None,
+        "pin_memory": torch.accelerator.is_available(),
+        # A loader draws seeds for its workers from it, not from that of dropout.
+        "generator": torch.Generator().manual_seed(args.seed + rank),  # [dist]
+    }
+    # All ranks shuffle alike, and each takes every world_size-th image: together their
+    # first batches are the first batch of a single process, and so on. Both drop_last
+    # leave out images that do not fill a batch: all ranks have equally many steps.
+    seed = 1_000_003 * args.seed  # far apart, because the sampler adds the epoch
+    sampler = DistributedSampler(  # [dist]
+        train_set, world_size, rank, seed=seed, drop_last=True
+    )
+    train_set = SeededDataset(train_set, args.seed)
+    train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
+    # A rank with an image less than others repeats one, which evaluate does not count:
+    # the model gathers its weights, so all ranks must call it equally often.
+    padded = math.ceil(len(val_set) / world_size) * world_size  # [dist]
+    share = [i % len(val_set) for i in range(rank, padded, world_size)]  # [dist]
+    val_loader = DataLoader(val_set, sampler=share, **options)
+    start_workers(args, train_loader, val_loader)
+    return train_loader, val_loader
+
+
+def batches(loader: DataLoader, device: torch.device, name: str) -> Iterator:
+    """Images (N, 3, H, W), normalised and channels_last, and targets, on the device."""
+    mean = 255 * torch.tensor(MEAN, device=device).view(3, 1, 1)
+    std = 255 * torch.tensor(STD, device=device).view(3, 1, 1)
+    hidden = True if dist.get_rank() > 0 else None  # [dist] None: without a terminal
+    for images, targets in tqdm(loader, name, leave=False, disable=hidden):
+        images = images.to(device, non_blocking=True)  # bytes are 1/4 of floats
+        images = images.float(memory_format=torch.channels_last)
+        yield images.sub_(mean).div_(std), targets.to(device, non_blocking=True)
+
+
+# ---- model ----
+def build_model(args: Namespace, num_classes: int) -> nn.Module:
+    """Maps images (N, 3, H, W) to logits (N, num_classes). Replace it with your model,
+    and change `model_name` in main."""
+    check_pretrained(args, num_classes)
+    weights = "DEFAULT" if args.pretrained else None  # for ImageNet's 1000 classes
+    return models.get_model(args.arch, weights=weights, num_classes=num_classes)
+
+
+def build_optimizer(args: Namespace, model: nn.Module) -> Optimizer:
+    """Replace it with yours; each group of parameters may have its own peak rate."""
+    # A larger batch takes larger steps (Goyal et al. 2017, arXiv:1706.02677). This is a
+    # rule for SGD, not for Adam.
+    peak = args.lr * args.batch_size / 256
+    return SGD(model.parameters(), peak, momentum=0.9, weight_decay=args.weight_decay)
+
+
+def lr_factor(args: Namespace, done: float) -> float:
+    """What each peak rate is multiplied by after `done` epochs, such as 2.5: a linear
+    warm-up (Goyal et al. 2017), then a cosine (Loshchilov & Hutter 2017,
+    arXiv:1608.03983). One of torch's schedulers would have to be saved and resumed."""
+    warmup = min(5, args.epochs / 10)
+    if done < warmup:
+        return done / warmup
+    progress = (done - warmup) / (args.epochs - warmup)
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
+# ---- sharding ----
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The modules whose weights are gathered together: those that stand in a row, such
+    as the layers of a transformer. Larger ones take more memory at a time, smaller ones
+    more messages. Replace it if those of your model stand elsewhere."""
+    found = []
+    for module in model.children():
+        if isinstance(module, nn.Sequential | nn.ModuleList):
+            found += [
+                block for block in module if any(True for _ in block.parameters())
+            ]
+        else:
+            found += blocks(module)
+    return found
+
+
+def build_mesh(args: Namespace, device: torch.device) -> DeviceMesh:
+    """The ranks, in a row for each replica: those of a machine divide a model."""
+    sides = {"shard": dist.get_world_size() // args.replicas}  # [dist]
+    if args.replicas > 1:
+        sides = {"replicate": args.replicas} | sides
+    return init_device_mesh(  # [dist]
+        device.type, tuple(sides.values()), mesh_dim_names=tuple(sides)
+    )
+
+
+def shard(
+    args: Namespace, model: nn.Module, mesh: DeviceMesh, device: torch.device
+) -> None:
+    """Leave each rank its part of the weights that rank 0 has, in place."""
+    whole = model.state_dict()  # of the other ranks: shapes, on "meta"
+    options = {"mesh": mesh}
+    if args.bf16:  # weights are gathered in 16 bits, gradients averaged in 32
+        options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    for block in blocks(model):
+        if args.recompute:
+            block.forward = partial(recomputed, block.forward, use_reentrant=False)
+        if args.compile:
+            block.compile()
+        fully_shard(block, **options)  # [dist]
+    fully_shard(model, **options)  # [dist] what is in none of them
+
+    rank = dist.get_rank()
+    if rank > 0:  # [dist] memory in place of "meta", with anything in it
+        model.to_empty(device=device)
+    from_rank_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    whole = whole if rank == 0 else {}
+    set_model_state_dict(model, whole, options=from_rank_0)  # [dist] sends it
+    model.to(device)  # buffers of rank 0
+    for buffer in model.buffers():  # also those that no state_dict has
+        dist.broadcast(buffer, src=0)  # [dist]
+
+
+def gather(state: Any) -> Any:
+    """A state_dict with whole tensors in the memory of rank 0's host, and none in that
+    of the others. All ranks must call it."""
+    if isinstance(state, dict):
+        return {name: gather(value) for name, value in state.items()}
+    if not isinstance(state, DTensor):
+        return state
+    tensor = state.full_tensor()  # [dist] one by one: together they may not fit
+    return tensor.cpu() if dist.get_rank() == 0 else None
+
+
+# ---- training ----
+def train_one_epoch(
+    args: Namespace,
+    log_file: TextIO | None,
+    model: nn.Module,
+    loader: DataLoader,
+    optimizer: Optimizer,
+    epoch: int,
+) -> None:
+    """Train on this rank's share of the images. Loss and hits add up on the device: the
+    host would wait to read them, so it does so only every --print-freq steps."""
+    device = next(model.parameters()).device
+    criterion = nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
+    totals = torch.zeros(2, dtype=torch.float64, device=device)  # of loss and hits
+    logged, start = 0, time.perf_counter()  # step and moment of the last row
+
+    model.train()
+    epoch_batches = batches(loader, device, f"epoch {epoch}")
+    for step, (images, targets) in enumerate(epoch_batches, start=1):
+        # That of the middle of the step: neither the first nor the last one is 0.
+        factor = lr_factor(args, epoch + (step - 0.5) / len(loader))
+        for group in optimizer.param_groups:
+            peak = group.setdefault("initial_lr", group["lr"])  # in the first step
+            group["lr"] = factor * peak
+
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
+            logits = model(images)
+            loss = criterion(logits, targets)
+
+        optimizer.zero_grad()
+        loss.backward()  # [dist] averages the gradients over the ranks as it goes
+        optimizer.step()
+
+        totals[0] += loss.detach() * len(targets)
+        totals[1] += (logits.detach().argmax(1) == targets).sum()
+
+        if step % args.print_freq == 0 or step == len(loader):
+            dist.all_reduce(totals)  # [dist] sums over all ranks
+            seen = (step - logged) * args.batch_size
+            mean_loss, accuracy = (totals / seen).tolist()
+            check_finite(mean_loss, f"at step {step} of epoch {epoch}")
+            row = {
+                "epoch": epoch,
+                "step": step,
+                "loss": mean_loss,
+                "acc1": 100 * accuracy,
+                "lr": optimizer.param_groups[0]["lr"],
+                "images_per_second": seen / (time.perf_counter() - start),
+            }
+            log(log_file, "train", row)
+            totals.zero_()
+            logged, start = step, time.perf_counter()
+
+
+# ---- evaluation ----
+@torch.no_grad()  # not inference_mode, in which weights cannot be gathered
+def evaluate(
+    args: Namespace, model: nn.Module, loader: DataLoader, num_classes: int
+) -> dict:
+    """Loss and accuracies on the validation set, by name, the same on all ranks. Exact
+    for any number of images and ranks: sums over all of them, divided once."""
+    # BatchNorm's statistics are of each rank's own images; rank 0 will save its own.
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)  # [dist] all ranks evaluate with those
+
+    device = next(model.parameters()).device
+    totals = torch.zeros(4, dtype=torch.float64, device=device)
+    own = range(dist.get_rank(), len(loader.dataset), dist.get_world_size())
+    left = len(own)  # [dist] images that count: the last one may be a repeated one
+
+    model.eval()
+    for images, targets in batches(loader, device, "val"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
+            logits = model(images).double()  # float64: many losses are added up
+        logits, targets = logits[:left], targets[:left]
+        left -= len(targets)
+        hits = logits.topk(min(5, num_classes)).indices == targets[:, None]
+        totals[0] += nn.functional.cross_entropy(logits, targets, reduction="sum")
+        totals[1] += hits[:, 0].sum()
+        totals[2] += hits.sum()
+        totals[3] += len(targets)
+
+    # After the loop, not in it: there it would wait for all ranks in each batch.
+    dist.all_reduce(totals)  # [dist]
+    loss, top1, top5, images = totals.tolist()
+    check_finite(loss, "in validation")  # before anybody saves such weights
+    return {
+        "loss": loss / images,
+        "acc1": 100 * top1 / images,
+        "acc5": 100 * top5 / images,
+        "images": int(images),
+    }
+
+
+# ---- the run ----
+def setup_device(local_rank: int) -> torch.device:
+    """The GPU of this process, made its current one, or the CPU."""
+    check_gpus(local_rank)
+    if not torch.accelerator.is_available():
+        return torch.device("cpu")
+    torch.accelerator.set_device_index(local_rank)  # [dist] or all ranks open GPU 0
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do anyway
+    # cuDNN tries which algorithm is fastest: two runs may differ in their last bits.
+    torch.backends.cudnn.benchmark = True
+    return torch.device(torch.accelerator.current_accelerator().type, local_rank)
+
+
+@errors.record  # [dist] torchrun shows the traceback of the rank that failed
+def main(argv: list[str] | None = None) -> None:
+    args = build_parser().parse_args(argv)
+    check_launcher()
+    rank = int(os.environ["RANK"])  # [dist] of this process, across all machines
+    local_rank = int(os.environ["LOCAL_RANK"])  # [dist] on this machine
+    world_size = int(os.environ["WORLD_SIZE"])  # [dist] processes on all machines
+    check_flags(args, world_size)
+    log_file = open_log(args) if rank == 0 else None  # [dist] not the local rank
+    train_set, val_set, classes = build_datasets(args)
+    model_name = f"{args.arch} with {len(classes)} classes"
+    run = describe_run(model_name, classes, train_set)
+    checkpoint = load_checkpoint(args, run)  # {} for a new run
+
+    # In this order: loaders pin memory for the device that is set, and their workers
+    # start before the process group. (They must not use the GPU, which is set already.)
+    device = setup_device(local_rank)
+    train_loader, val_loader = build_loaders(args, train_set, val_set, rank, world_size)
+    # Waits for all ranks, which meet at torchrun's MASTER_ADDR and MASTER_PORT.
+    dist.init_process_group(  # [dist]
+        dist.get_default_backend_for_device(device),  # nccl on NVIDIA's GPUs, else gloo
+        device_id=None if device.type == "cpu" else device,  # connects at once
+    )
+    check_ranks(args, run, checkpoint, val_set)
+
+    torch.manual_seed(args.seed)
+    # Rank 0 has the weights, in its host's memory. The others know their shapes.
+    with torch.device("cpu" if rank == 0 else "meta"):  # [dist]
+        model = build_model(args, len(classes))
+        if args.sync_bn:  # [dist] BatchNorm by the statistics of all ranks' images
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist]
+    check_model(args, model)
+    if checkpoint and rank == 0:  # [dist]
+        model.load_state_dict(checkpoint["model"])
+    shard(args, model, build_mesh(args, device), device)
+    optimizer = build_optimizer(args, model)  # of the parts
+    restore(checkpoint, optimizer)
+
+    log_start(log_file, args, device, len(train_loader), run, checkpoint)
+    print_sizes(log_file, model)
+    first_epoch = checkpoint.get("epoch", 0)
+    best = checkpoint.get("best") if args.resume == "" else None  # a PATH begins anew
+    if args.evaluate:
+        scores = evaluate(args, model, val_loader, len(classes))
+        log(log_file, "eval", {"epoch": first_epoch, **scores})
+    for epoch in range(first_epoch, 0 if args.evaluate else args.epochs):
+        train_loader.sampler.set_epoch(epoch)  # [dist] gives each epoch its own order
+        train_loader.dataset.set_epoch(epoch)  # and its own crops and flips
+        # Dropout differs between ranks and epochs, and is the same after a resume.
+        torch.manual_seed(seed_of(args.seed, epoch, rank))  # [dist]
+        train_one_epoch(args, log_file, model, train_loader, optimizer, epoch)
+        scores = evaluate(args, model, val_loader, len(classes))
+        log(log_file, "eval", {"epoch": epoch, **scores, **peak_memory(device)})
+
+        is_best = best is None or scores[BEST] > best
+        best = float(scores[BEST]) if is_best else best
+        state = {
+            "model": gather(model.state_dict()),
+            "optimizer": gather(optimizer.state_dict()),
+            "epoch": epoch + 1,
+            "best": best,
+            **run,
+        }
+        if rank == 0:  # [dist] one process writes
+            save_checkpoints(args, state, is_best)
+    log(log_file, "end", {f"best_{BEST}": best})
+    wait_for_gloo()
+    dist.destroy_process_group()  # [dist] without it a finished process may abort
+
+
+# ---- what protects a long run: training needs none of it ----
+def fail(message: str) -> NoReturn:
+    """End with one line. torchrun then ends the other ranks, and repeats the line at
+    the end of its report."""
+    try:
+        raise SystemExit(f"error: {message}")
+    except SystemExit as error:  # which @errors.record, on main, does not report
+        errors.get_error_handler().record_exception(error)
+        raise
+
+
+def cpus_of_rank() -> int:
+    """The CPUs that this process may use, divided among the ranks of its machine."""
+    cpus = len(os.sched_getaffinity(0))
+    cpus //= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # [dist] ranks of this machine
+    return max(1, cpus)
+
+
+def check_launcher() -> None:
+    """Refuse to be started by hand: a single process would know of no other."""
+    if not {"RANK", "LOCAL_RANK"} <= os.environ.keys():  # [dist] torchrun sets them
+        fail(f"start it with torchrun --standalone --nproc-per-node 2 {__file__} ...")
+
+
+def check_flags(args: Namespace, world_size: int) -> None:
+    """Refuse flags that would silently do something else."""
+    if args.batch_size % world_size:  # [dist] each rank's gradient weighs the same
+        lower = max(1, args.batch_size // world_size) * world_size
+        sizes = f"use {lower} or {lower + world_size}"
+        fail(f"--batch-size must be a multiple of the {world_size} ranks: {sizes}")
+    for flag, value, least, most in (
+        ("--epochs", args.epochs, 1, math.inf),
+        ("--lr", args.lr, 0, math.inf),
+        ("--weight-decay", args.weight_decay, 0, math.inf),
+        ("--label-smoothing", args.label_smoothing, 0, 1),
+        ("--workers", args.workers, 0, max(16, 4 * cpus_of_rank())),
+        ("--print-freq", args.print_freq, 1, math.inf),
+    ):
+        if not (least <= value <= most and math.isfinite(value)):  # nan is not, either
+            fail(f"{flag} {value} is out of range: use {least} to {most}")
+    if args.lr == 0:
+        fail("--lr 0.0 trains nothing: use a larger one, or --evaluate")
+    if args.evaluate and args.resume is None and not args.pretrained:
+        fail("--evaluate needs weights: add --resume, --resume PATH or --pretrained")
+    if args.replicas < 1 or world_size % args.replicas:
+        fail(f"--replicas {args.replicas} does not divide the {world_size} ranks")
+
+
+def check_image_folders(data: Path) -> None:
+    """Fail unless train/ and val/ are there, with the same classes."""
+    for split in ("train", "val"):
+        if not (data / split).is_dir():
+            fail(f"--data {data} has no folder {split}")
+    train, val = (
+        {entry.name for entry in os.scandir(data / split) if entry.is_dir()}
+        for split in ("train", "val")
+    )
+    if train != val:
+        fail(f"{data}: only one of train/ and val/ has {sorted(train ^ val)[:3]}")
+    if len(train) == 1:  # such as train/train/: nothing to tell apart
+        fail(f"{data}/train has one folder, {train.pop()!r}: it needs one per class")
+
+
+def check_enough(args: Namespace, train_set: Dataset) -> None:
+    """Fail where an epoch would have no step."""
+    if len(train_set) < args.batch_size and not args.evaluate:
+        fail(f"--batch-size {args.batch_size} is more than all {len(train_set)} images")
+
+
+def check_pretrained(args: Namespace, num_classes: int) -> None:
+    """Fail where the downloaded weights have another last layer than the data needs."""
+    if args.pretrained and num_classes != 1000:
+        fail(
+            f"--pretrained: 1000 classes, not {num_classes}. In build_model write: "
+            'model = models.get_model(args.arch, weights="DEFAULT"); '
+            "model.fc = nn.Linear(model.fc.in_features, num_classes); return model"
+        )
+
+
+def check_model(args: Namespace, model: nn.Module) -> None:
+    """Fail where statistics of BatchNorm would come out wrong."""
+    norms = nn.modules.batchnorm._BatchNorm
+    has_norm = any(isinstance(module, norms) for module in model.modules())
+    if has_norm and args.bf16:
+        fail("--bf16 would gather BatchNorm's weights in bfloat16: drop it, or use 02")
+    if has_norm and args.recompute:
+        fail("--recompute would count each image twice in BatchNorm: drop it")
+
+
+def check_gpus(local_rank: int) -> None:
+    """Fail where this process would share a GPU, or silently take the CPU."""
+    # With a driver that is too old torch counts the GPUs, but would take the CPU.
+    if torch.cuda.device_count() and not torch.cuda.is_available():
+        fail("torch cannot use the GPUs of this machine: its driver may be too old")
+    gpus = torch.accelerator.device_count()
+    if torch.accelerator.is_available() and local_rank >= gpus:
+        fail(f"more processes than GPUs on this machine: start {gpus}")
+
+
+def check_finite(loss: float, where: str) -> None:
+    """Fail if the loss is infinite or not a number."""
+    if not math.isfinite(loss):
+        fail(f"the loss is {loss} {where}: use a lower --lr, and --resume")
+
+
+def check_ranks(args: Namespace, run: dict, checkpoint: dict, val_set: Dataset) -> None:
+    """Fail if the ranks have other flags, images or checkpoints than one another."""
+    mine = {f"--{flag}".replace("_", "-"): value for flag, value in vars(args).items()}
+    mine |= {"epochs done": checkpoint.get("epoch", 0), "images": run["images"]}
+    mine["images to evaluate"] = fingerprint(val_set)
+    may_differ = {"--data", "--workers", "--output-dir", "--resume"}  # by machine
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)  # [dist] unequal ranks would train in silence
+    for name in sorted(mine.keys() - may_differ):
+        values = sorted({str(theirs.get(name)) for theirs in found})
+        if len(values) > 1:
+            fail(f"ranks differ in {name}: {values[0]} and {values[1]}")
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """How many items there are and, of an ImageFolder, a checksum of classes and names,
+    and of the sizes of a hundred files."""
+    samples = dataset.samples if isinstance(dataset, ImageFolder) else []
+    names = [path.removeprefix(str(dataset.root)) for path, _ in samples]
+    sizes = [os.path.getsize(path) for path, _ in samples[:: len(samples) // 100 + 1]]
+    checksum = zlib.crc32(os.fsencode("\n".join(names) + str(sizes)))
+    return f"{len(dataset)} (checksum {checksum:x})"
+
+
+def load_image(path: str) -> Tensor:
+    """The picture as uint8 RGB (3, height, width). Raises ValueError with the path."""
+    try:
+        # decode_image(path) would map the file into memory: a disk that fails would end
+        # the process with a "Bus error", without the name of the file.
+        data = torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
+        image = decode_image(data, ImageReadMode.RGB)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"cannot read {path!r}: {error}") from error
+    if image.dtype != torch.uint8 or image.ndim != 3:  # 16-bit PNG, animated GIF
+        raise ValueError(f"not a single 8-bit image: {path!r}")
+    return image
+
+
+def synthetic_datasets(count: int, size: int) -> tuple[Dataset, Dataset, list[str]]:
+    """`count` images to train on, a quarter as many to validate, and names of classes.
+    They can be learned: each of the ten classes has a colour, under noise."""
+    total = count + max(1, count // 4)
+    generator = torch.Generator().manual_seed(0)
+    colours = 64 + 128 * torch.rand(10, 3, 1, 1, generator=generator)
+    noise = 48 * torch.randn(3, size, size, generator=generator)
+    images = torch.empty(total, 3, size, size, dtype=torch.uint8)
+    labels = torch.arange(total) % 10
+    for number, image in enumerate(images):
+        # All have the same noise, but each begins it at another place.
+        image.copy_((colours[labels[number]] + noise.roll(7919 * number)).clamp(0, 255))
+    train_set = TensorDataset(images[:count], labels[:count])
+    return train_set, TensorDataset(images[count:], labels[count:]), list("0123456789")
+
+
+def seed_of(*numbers: int) -> int:
+    """One seed that depends on all of the numbers, such as --seed and epoch."""
+    return zlib.crc32(" ".join(map(str, numbers)).encode())
+
+
+class SeededDataset(Dataset):
+    """Random crops and flips that depend on seed, epoch and image alone: they are the
+    same for any number of ranks and workers, and after a resume. (This holds for
+    torch's generator, which torchvision uses, but not for numpy's and random's.)"""
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        # Workers have a copy of this object, made before the first epoch. They see what
+        # is written into this memory later.
+        self.epoch = torch.tensor(0).share_memory_()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch.fill_(epoch)
+
+    def __getitem__(self, index: int) -> Any:
+        # fork_rng puts the generator back: with --workers 0 dropout may use it as well.
+        with torch.random.fork_rng(devices=[]):
+            # Not torch.manual_seed: it is slow, because it seeds GPUs too.
+            seed = seed_of(self.seed, self.epoch.item(), index)
+            torch.default_generator.manual_seed(seed)
+            return self.dataset[index]
+
+
+def start_workers(
+    args: Namespace, train_loader: DataLoader, val_loader: DataLoader
+) -> None:
+    """Fork the workers of both loaders before the process group exists: it has threads,
+    and a fork copies the locks that they hold, which nobody then releases."""
+    # The first iter() of a loader forks its workers, which live for the run (and drop
+    # what they load for it). Until both have theirs, val_loader has no images: they
+    # would wait in shared memory, of which a container may have little, and a thread
+    # would pin them during the second fork.
+    share = list(val_loader.sampler)
+    val_loader.sampler.clear()
+    iter(val_loader)
+    if not args.evaluate:
+        iter(train_loader)
+    val_loader.sampler.extend(share)
+
+
+def open_log(args: Namespace) -> TextIO:
+    """The log, locked until this process ends: one run at a time writes into a folder.
+    Fails if it holds a run that this one does not continue."""
+    path = args.output_dir / ("evaluate.jsonl" if args.evaluate else "metrics.jsonl")
+    try:
+        args.output_dir.mkdir(parents=True, exist_ok=True)
+        file = path.open("a", buffering=1)  # a line at a time
+    except OSError as error:
+        fail(f"cannot write {path}: {error}")
+    if args.evaluate:
+        return file
+
+    # Loader workers do not inherit the lock. It is lost, without a word, when this
+    # process opens the file once more and closes it: nothing else may open it.
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(f"another run is at work in {args.output_dir}: `fuser {path}` names it")
+    except OSError as error:  # some file systems of clusters have no locks
+        print(f"cannot lock {path} ({error}): start no second run in its folder")
+    holds_run = file.tell() or os.path.lexists(args.output_dir / "checkpoint.pt")
+    if holds_run and args.resume != "":
+        hint = "use --resume without PATH, or another --output-dir"
+        fail(f"{args.output_dir} holds a run: {hint}")
+    return file
+
+
+def log(file: TextIO | None, event: str, fields: dict) -> None:
+    """Add a line to the log, which only rank 0 has, and print it."""
+    if file is None:
+        return
+    words = [event]
+    for name, value in fields.items():
+        if name != "args":  # all flags would be too long to print
+            value = f"{value:.4g}" if isinstance(value, float) else value
+            words.append(f"{name} {value}")
+    row = {"event": event, "time": time.time(), **fields}
+    try:
+        file.write(json.dumps(row, default=str) + "\n")  # str: a Path becomes text
+        tqdm.write("  ".join(words))
+    except OSError as error:
+        fail(f"cannot write {file.name} or stdout: {error}")
+
+
+def log_start(
+    file: TextIO | None,
+    args: Namespace,
+    device: torch.device,
+    steps_per_epoch: int,
+    run: dict,
+    checkpoint: dict,
+) -> None:
+    """The first row of the log, and what a run that goes on should say."""
+    if file is None:
+        return
+    first_epoch = checkpoint.get("epoch", 0)
+    start = {
+        "epoch": first_epoch,
+        "torch": torch.__version__,
+        "device": str(device),
+        "world_size": dist.get_world_size(),
+        "steps_per_epoch": steps_per_epoch,
+        "args": vars(args),
+    }
+    log(file, "start", start)
+    if args.evaluate or not checkpoint:
+        return
+    if first_epoch >= args.epochs:
+        print(f"nothing to train: all {args.epochs} epochs are done")
+    if "classes" not in checkpoint:
+        print("the checkpoint does not name its classes: they were not compared")
+    elif checkpoint["images"] != run["images"]:
+        images = f"{run['images']} images, before {checkpoint['images']}"
+        print(f"the run goes on with other images: {images}")
+
+
+def describe_run(model_name: str, classes: list[str], train_set: Dataset) -> dict:
+    """What a checkpoint says of its run: `check_same_run` compares it."""
+    run = {"model_name": model_name, "metric": BEST, "classes": classes}
+    return run | {"images": fingerprint(train_set)}
+
+
+def check_same_run(args: Namespace, run: dict, checkpoint: dict) -> None:
+    """Fail if this run would misread the checkpoint."""
+    saved = checkpoint.get("model_name", "another program")
+    if saved != run["model_name"]:
+        fail(f"--resume: the checkpoint is of {saved}, not of {run['model_name']}")
+    before = checkpoint.get("classes", run["classes"])
+    for label, (old, new) in enumerate(zip_longest(before, run["classes"])):
+        if old != new:  # what the model calls `label`
+            fail(f"--resume: class {label} was {old!r}, and is {new!r} in these images")
+    metric = checkpoint.get("metric", BEST)
+    if metric != BEST and args.resume == "" and not args.evaluate:
+        hint = "give its PATH to --resume, and another --output-dir"
+        fail(f"best.pt was chosen by {metric}, not by {BEST}: {hint}")
+
+
+def load_checkpoint(args: Namespace, run: dict) -> dict:
+    """The checkpoint that --resume names, on the CPU, or {} to begin anew."""
+    if args.resume is None:
+        return {}
+    # --resume alone is "": it takes the checkpoint of --output-dir.
+    path = Path(args.resume or args.output_dir / "checkpoint.pt")
+    if args.resume == "" and not os.path.lexists(path) and not args.evaluate:
+        check_best(args)
+        return {}  # the first start of a job that is always started by the same line
+    checkpoint = read_checkpoint(path)
+    check_same_run(args, run, checkpoint)
+    return checkpoint
+
+
+def check_best(args: Namespace) -> None:
+    """Fail where a run that begins anew would overwrite the best epoch of another. (A
+    job that was killed between its first two saves has a best.pt of one epoch.)"""
+    best, lost = args.output_dir / "best.pt", args.output_dir / "checkpoint.pt"
+    if os.path.lexists(best) and read_checkpoint(best)["epoch"] > 1:
+        fail(f"{lost} is gone, {best} is there: copy that to {lost} to go on from it")
+
+
+def read_checkpoint(path: Path) -> dict:
+    """What the file holds. Fails if it is not there, damaged, or of another kind."""
+    if not path.exists():
+        fail(f"--resume {path}: there is no such file")
+    try:
+        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():
+            raise ValueError("a checksum is wrong")  # torch would not have looked
+        # mmap: what a rank does not use takes none of its memory. Without weights_only
+        # it might run code.
+        checkpoint = torch.load(path, "cpu", weights_only=True, mmap=True)
+        for slot in [checkpoint["model"], *checkpoint["optimizer"]["state"].values()]:
+            tensors = filter(torch.is_tensor, slot.values())
+            if not all(tensor.isfinite().all() for tensor in tensors):
+                raise ValueError("weights or momentum are not finite")
+        if checkpoint["epoch"] < 0 or not math.isfinite(checkpoint.get("best") or 0):
+            raise ValueError("epoch or best is out of range")
+    except Exception as error:  # of many kinds; most do not name the file
+        fail(f"cannot load {path}, {error!r:.99}: --resume another, such as best.pt")
+    return checkpoint
+
+
+def restore(checkpoint: dict, optimizer: Optimizer) -> None:
+    """Give each rank its part of the momentum, if there is a checkpoint. The optimizer
+    keeps the settings of this command line."""
+    if not checkpoint:
+        return
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for number, kept in checkpoint["optimizer"]["state"].items():
+        weight = weights[number]
+        for name, value in kept.items():
+            if torch.is_tensor(value) and value.shape == weight.shape:
+                # No rank sends anything: each has the whole file before it.
+                value = distribute_tensor(
+                    value.to(weight.device),
+                    weight.device_mesh,
+                    weight.placements,
+                    src_data_rank=None,
+                )
+            optimizer.state[weight][name] = value
+
+
+def print_sizes(log_file: TextIO | None, model: nn.Module) -> None:
+    """What a rank keeps of the model, and what a gathered checkpoint takes: weights and
+    momentum, and both once more as the bytes of the file."""
+    if log_file is None:
+        return
+    weights = list(model.parameters())
+    whole = sum(weight.numel() * weight.element_size() for weight in weights) / 1e6
+    parts = [weight.to_local() for weight in weights]
+    kept = sum(part.numel() * part.element_size() for part in parts) / 1e6
+    print(
+        f"each rank keeps {kept:.1f} of {whole:.1f} MB of weights, and as much of "
+        f"gradients and of momentum; rank 0 takes {4 * whole:.1f} MB to save them"
+    )
+
+
+def peak_memory(device: torch.device) -> dict:
+    """For the log: the most that tensors took on rank 0's GPU until now, in MB."""
+    if device.type != "cuda":
+        return {}
+    return {"peak_mb": torch.cuda.max_memory_allocated(device) / 1e6}
+
+
+def save_checkpoints(args: Namespace, state: dict, is_best: bool) -> None:
+    """best.pt comes first: after a kill between the two a resume writes both again."""
+    if is_best:
+        save_checkpoint(state, args.output_dir / "best.pt")
+    save_checkpoint(state, args.output_dir / "checkpoint.pt")
+
+
+def save_checkpoint(state: dict, path: Path) -> None:
+    """Write a file beside it, then rename that: a crash or a full disk leaves the old
+    checkpoint as it was."""
+    data = io.BytesIO()  # torch.save to a full disk would not raise an OSError
+    torch.save(state, data)
+    temporary = path.with_suffix(".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())  # otherwise a power cut may leave it empty
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        fail(f"cannot save {path}: {error}")
+    temporary.replace(path)
+
+
+def wait_for_gloo() -> None:
+    """Before torch 2.13 a process group's end may hang while gloo frees tensors."""
+    time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()
