@@ -81,7 +81,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("weights that one rank alone makes", 1, '"cpu" if rank == 0 else "meta"', '"cpu"'),
     ],
     f"{EQUAL}::test_trains_as_one_process_would[08_fsdp2-2]": [
-        ("weights of rank 0 in 08", 1, "set_model_state_dict(model, whole, options=from_rank_0)", "pass"),
+        ("weights of rank 0 in 08", 1,
+         "set_model_state_dict(model, whole, options=from_rank_0)", "pass"),
     ],
     f"{EVAL}::test_every_count_is_exact[08_fsdp2-2]": [
         ("repeated images that do not count", 1,
