@@ -49,7 +49,7 @@ from tqdm import tqdm
 # ImageNet's mean and standard deviation of red, green and blue, from 0 to 1.
 MEAN = [0.485, 0.456, 0.406]
 STD = [0.229, 0.224, 0.225]
-# The score of `evaluate` by which the best epoch is chosen: larger is better.
+# Of what `evaluate` returns, that by which the best epoch is chosen: larger is better.
 BEST = "acc1"
 
 
@@ -96,7 +96,8 @@ def build_parser() -> argparse.ArgumentParser:
 def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, list[str]]:
     """Training set, validation set and the names of the classes. To use your data
     replace it, MEAN and STD: an item is a uint8 image (3, size, size), 0 to 255, and
-    the index of its class. Loader workers make the items, and cannot use a GPU."""
+    the index of its class. Loader workers make the items, by torch's random numbers,
+    and cannot use a GPU."""
     size = args.image_size
     if not args.data:
         return synthetic_datasets(args.synthetic, size)
@@ -120,7 +121,7 @@ def build_loaders(
         "persistent_workers": args.workers > 0,
         "multiprocessing_context": "fork" if args.workers else None,
         "pin_memory": torch.accelerator.is_available(),
-        # A loader draws seeds for its workers from it, not from that of dropout.
+        # Seeds the workers. By default that is done by the generator of dropout.
         "generator": torch.Generator().manual_seed(args.seed),
     }
     sampler = RandomSampler(train_set, generator=torch.Generator())  # seeded by main
@@ -144,7 +145,7 @@ def batches(loader: DataLoader, device: torch.device, name: str) -> Iterator:
 # ---- model ----
 def build_model(args: Namespace, num_classes: int) -> nn.Module:
     """Maps images (N, 3, H, W) to logits (N, num_classes). Replace it with your model,
-    and change `model_name` in main."""
+    and change `model_name` in main, by which checkpoints are known."""
     check_pretrained(args, num_classes)
     weights = "DEFAULT" if args.pretrained else None  # for ImageNet's 1000 classes
     return models.get_model(args.arch, weights=weights, num_classes=num_classes)
@@ -188,7 +189,7 @@ def train_one_epoch(
     model.train()
     epoch_batches = batches(loader, device, f"epoch {epoch}")
     for step, (images, targets) in enumerate(epoch_batches, start=1):
-        # That of the middle of the step: neither the first nor the last one is 0.
+        # The factor in the middle of the step: neither the first nor the last is 0.
         factor = lr_factor(args, epoch + (step - 0.5) / len(loader))
         for group in optimizer.param_groups:
             peak = group.setdefault("initial_lr", group["lr"])  # in the first step
@@ -321,7 +322,7 @@ def main(argv: list[str] | None = None) -> None:
 
     log_start(log_file, args, device, len(gpus), len(train_loader), run, checkpoint)
     first_epoch = checkpoint.get("epoch", 0)
-    best = checkpoint.get("best") if args.resume == "" else None  # a PATH begins anew
+    best = checkpoint.get("best") if args.resume == "" else None  # of this folder
     if args.evaluate:
         scores = evaluate(args, raw_model, val_loader, len(classes))
         log(log_file, "eval", {"epoch": first_epoch, **scores})
@@ -348,7 +349,7 @@ def main(argv: list[str] | None = None) -> None:
     log(log_file, "end", {f"best_{BEST}": best})
 
 
-# ---- what protects a long run: training needs none of it ----
+# ---- what protects a long run: a first reading needs none of it ----
 def fail(message: str) -> NoReturn:
     """End this process with one line."""
     raise SystemExit(f"error: {message}")

@@ -56,7 +56,7 @@ from tqdm import tqdm
 # ImageNet's mean and standard deviation of red, green and blue, from 0 to 1.
 MEAN = [0.485, 0.456, 0.406]
 STD = [0.229, 0.224, 0.225]
-# The score of `evaluate` by which the best epoch is chosen: larger is better.
+# Of what `evaluate` returns, that by which the best epoch is chosen: larger is better.
 BEST = "acc1"
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -110,7 +110,7 @@ def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, list[str]]:
     """Training set, validation set and the names of the classes. To use your data
     replace it, MEAN and STD: an item is a uint8 image (3, size, size), 0 to 255, and
     the index of its class. All ranks need the same items in the same order. Loader
-    workers make the items, and cannot use a GPU."""
+    workers make the items, by torch's random numbers, and cannot use a GPU."""
     size = args.image_size
     if not args.data:
         return synthetic_datasets(args.synthetic, size)
@@ -134,13 +134,13 @@ def build_loaders(
         "persistent_workers": args.workers > 0,
         "multiprocessing_context": "fork" if args.workers else None,
         "pin_memory": torch.accelerator.is_available(),
-        # A loader draws seeds for its workers from it, not from that of dropout.
+        # Seeds the workers. By default that is done by the generator of dropout.
         "generator": torch.Generator().manual_seed(args.seed + rank),  # [dist]
     }
     # All ranks shuffle alike, and each takes every world_size-th image: together their
     # first batches are the first batch of a single process, and so on. Both drop_last
     # leave out images that do not fill a batch: all ranks have equally many steps.
-    seed = 1_000_003 * args.seed  # far apart, because the sampler adds the epoch
+    seed = 1_000_003 * args.seed  # far apart: the sampler adds the epoch to it
     sampler = DistributedSampler(  # [dist]
         train_set, world_size, rank, seed=seed, drop_last=True
     )
@@ -157,7 +157,7 @@ def batches(loader: DataLoader, device: torch.device, name: str) -> Iterator:
     """Images (N, 3, H, W), normalised and channels_last, and targets, on the device."""
     mean = 255 * torch.tensor(MEAN, device=device).view(3, 1, 1)
     std = 255 * torch.tensor(STD, device=device).view(3, 1, 1)
-    hidden = True if dist.get_rank() > 0 else None  # [dist] None: without a terminal
+    hidden = True if dist.get_rank() > 0 else None  # [dist] None: if no terminal
     for images, targets in tqdm(loader, name, leave=False, disable=hidden):
         images = images.to(device, non_blocking=True)  # bytes are 1/4 of floats
         images = images.float(memory_format=torch.channels_last)
@@ -167,7 +167,7 @@ def batches(loader: DataLoader, device: torch.device, name: str) -> Iterator:
 # ---- model ----
 def build_model(args: Namespace, num_classes: int) -> nn.Module:
     """Maps images (N, 3, H, W) to logits (N, num_classes). Replace it with your model,
-    and change `model_name` in main."""
+    and change `model_name` in main, by which checkpoints are known."""
     check_pretrained(args, num_classes)
     weights = "DEFAULT" if args.pretrained else None  # for ImageNet's 1000 classes
     return models.get_model(args.arch, weights=weights, num_classes=num_classes)
@@ -215,9 +215,9 @@ def prepare_native(
     optimizer = build_optimizer(args, model)
     # Without it small gradients are zero in fp16. bf16 has the range of float32.
     scaler = GradScaler(device.type, enabled=args.amp_dtype == "fp16")
-    # DDP sends rank 0's weights to all ranks, now; in each training step it averages
-    # the gradients. Evaluation uses raw_model: DDP would wait for ever where a rank has
-    # no images. gradient_as_bucket_view avoids a second copy of the gradients.
+    # DDP sends rank 0's weights to all ranks, now, and averages the gradients in each
+    # training step, so weights stay equal. Evaluation uses raw_model: DDP would wait
+    # for ever where a rank has no images. gradient_as_bucket_view saves memory.
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # [dist]
     return torch.compile(model) if args.compile else model, optimizer, scaler
 
@@ -330,7 +330,7 @@ def train_one_epoch(
     model.train()
     epoch_batches = batches(loader, device, f"epoch {epoch}")
     for step, (images, targets) in enumerate(epoch_batches, start=1):
-        # That of the middle of the step: neither the first nor the last one is 0.
+        # The factor in the middle of the step: neither the first nor the last is 0.
         factor = lr_factor(args, epoch + (step - 0.5) / len(loader))
         for group in optimizer.param_groups:
             peak = group.setdefault("initial_lr", group["lr"])  # in the first step
@@ -377,8 +377,8 @@ def evaluate(
 ) -> dict:
     """Loss and accuracies on the validation set, by name, the same on all ranks. Exact
     for any number of images and ranks: sums over all of them, divided once."""
-    # Before each training step DDP sends rank 0's BatchNorm statistics to all ranks.
-    # After the last step they differ again, and rank 0 will save its own.
+    # BatchNorm's statistics are of each rank's own images since the last step began,
+    # when DDP sent those of rank 0 to all. Rank 0 will save its own.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)  # [dist] all ranks evaluate with those
 
@@ -396,7 +396,7 @@ def evaluate(
         totals[2] += hits.sum()
         totals[3] += len(targets)
 
-    # After the loop, not in it: ranks may have unequal numbers of batches.
+    # After the loop: ranks may have unequal numbers of batches, so of calls in it.
     dist.all_reduce(totals)  # [dist]
     loss, top1, top5, images = totals.tolist()
     check_finite(loss, "in validation")  # before anybody saves such weights
@@ -435,8 +435,8 @@ def main(argv: list[str] | None = None) -> None:
     run = describe_run(model_name, classes, train_set)
     checkpoint = load_checkpoint(args, run)  # {} for a new run
 
-    # In this order: loaders pin memory for the device that is set, and their workers
-    # start before the process group. (They must not use the GPU, which is set already.)
+    # First the device, for which loaders pin memory. Then their workers, before the
+    # process group: it has threads, and a fork copies the locks that they hold.
     device = setup_device(local_rank)
     train_loader, val_loader = build_loaders(args, train_set, val_set, rank, world_size)
     # Waits for all ranks, which meet at torchrun's MASTER_ADDR and MASTER_PORT.
@@ -456,7 +456,7 @@ def main(argv: list[str] | None = None) -> None:
 
     log_start(log_file, args, device, len(train_loader), run, checkpoint)
     first_epoch = checkpoint.get("epoch", 0)
-    best = checkpoint.get("best") if args.resume == "" else None  # a PATH begins anew
+    best = checkpoint.get("best") if args.resume == "" else None  # of this folder
     if args.evaluate:
         scores = evaluate(args, raw_model, val_loader, len(classes))
         log(log_file, "eval", {"epoch": first_epoch, **scores})
@@ -486,7 +486,7 @@ def main(argv: list[str] | None = None) -> None:
     dist.destroy_process_group()  # [dist] without it a finished process may abort
 
 
-# ---- what protects a long run: training needs none of it ----
+# ---- what protects a long run: a first reading needs none of it ----
 def fail(message: str) -> NoReturn:
     """End with one line. torchrun then ends the other ranks, and repeats the line at
     the end of its report."""
