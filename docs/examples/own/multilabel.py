@@ -402,7 +402,7 @@ def check_flags(args: Namespace, world_size: int) -> None:
         fail(f"--batch-size must be a multiple of the {world_size} ranks: {sizes}")
     for flag, value, least, most in (
         ("--epochs", args.epochs, 1, math.inf),
-        ("--lr", min(args.lr), 0, math.inf),
+        *(("--lr", rate, 0, math.inf) for rate in args.lr),
         ("--weight-decay", args.weight_decay, 0, math.inf),
         ("--workers", args.workers, 0, max(16, 4 * cpus_of_rank())),
         ("--print-freq", args.print_freq, 1, math.inf),
