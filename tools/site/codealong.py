@@ -135,7 +135,7 @@ class CodeAlong(Preprocessor):
                 raise SiteError(f"hl={text!r} is in none of {where} of {source.path}")
             marked |= found
         # In a minimal.py what is marked is there only because training is distributed; 04's is not.
-        skeleton = re.fullmatch(r"0[1-35-7]_\w+/minimal\.py", source.path)
+        skeleton = re.fullmatch(r"0[1-35-8]_\w+/minimal\.py", source.path)
         indent = source.indent(part)
         tokens = translated(source, language_of(self.md)).tokens
         lines = []
