@@ -91,9 +91,11 @@ def test_nothing_to_say(script: str, plain_crew: Crew, tmp_path: Path) -> None:
     assert not report.findings, report.findings
 
 
-HEADS = {
-    "en": "| task | 2 processes: steps compared, largest difference | 3 processes |",
-    "zh": "| 任务 | 2 个进程：比较的步数，最大的差别 | 3 个进程 |",
+SAYS = {
+    "en": "All {tasks} pairs, on 2 and on 3 processes: `Nothing differs.`, {least} to {most} steps "
+    "compared, apart by {apart:g} at most, in float64.",
+    "zh": "全部 {tasks} 对脚本，2 个和 3 个进程：`没有差别。`，各比较 {least} 到 {most} 步，"
+    "相差不超过 {apart:g}（float64）。",
 }
 
 
@@ -118,9 +120,11 @@ def shown(request: pytest.FixtureRequest) -> Iterator[Callable]:
     if not writes:
         return
     file.write_text(json.dumps(known, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
-    for language, head in HEADS.items():
-        rows = [f"| `{task}` | {row['2']} | {row['3']} |" for task, row in sorted(known.items())]
-        parts = ["<!-- results -->", head, "| --- | --- | --- |", *rows]
+    each = [row[size].split(", ") for row in known.values() for size in ("2", "3")]
+    counts, worst = [int(steps) for steps, _ in each], max(float(apart) for _, apart in each)
+    numbers = {"tasks": len(known), "least": min(counts), "most": max(counts), "apart": worst}
+    for language, says in SAYS.items():
+        parts = ["<!-- results -->", says.format(**numbers)]
         for task, row in sorted(known.items()):
             if language in row:
                 parts += [f"<!-- {task} -->", "```text", *wrapped(row[language]), "```"]

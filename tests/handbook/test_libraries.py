@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from check_twins import but_rounding, commands
-from harness import HOROVOD, ROOT, Result, command_for, run, run_short
+from harness import HOROVOD, ROOT, Result, command_for, download, run, run_short
 from test_recipes import RECORDS, tar_of
 
 pytestmark = pytest.mark.proof
@@ -413,6 +413,7 @@ PROGRAMS = {
     "Trainer": (["transformers", "accelerate"], TRAINER, "python script.py one", f"{TWICE} two"),
     "Lightning": (["lightning"], LIGHTNING, "python script.py 1", "python script.py 2"),
 }
+FINE_TUNING = ROOT / "docs/examples/transformers"
 HOROVOD_FLAGS = ["--synthetic", "640", "--image-size", "32", "--arch", "shufflenet_v2_x0_5",
                  "--batch-size", "32", "--epochs", "1", "--workers", "0",
                  "--print-freq", "5"]  # fmt: skip
@@ -476,8 +477,7 @@ def test_the_command_of_the_page(language: str, installed: Callable, tmp_path: P
     """It prints what stands below it."""
     text = (ROOT / f"docs/{language}/tools.md").read_text()
     [command] = [found for found in commands(text) if found.printed]
-    for name in ("docs", "doctor"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    download(command.words, tmp_path)
     env = installed("accelerate") | {"LC_ALL": "C.UTF-8"}
     result = run_short(["bash", "-euc", shlex.join(command.words)], tmp_path, env=env)
     assert but_rounding(command.printed) in but_rounding(result.stdout), result.output
@@ -509,3 +509,44 @@ def test_processes_that_do_not_find_each_other(
     doctor = [sys.executable, ROOT / "doctor", "--lang", "en", *shlex.split(TWICE)]
     result = run(doctor, tmp_path, env=installed(*libraries))
     assert len(result.lines("epoch 0: ")) == 2 and result.lines(shown), result.output
+
+
+# What is changed in multi.py of transformers, and what the comparison then says first.
+FINE_TUNED = [
+    ("", "", ""),
+    ("dist.all_gather_object(shares, rows)", "shares = [rows] * world_size", "printed"),
+    ("(loss * world_size)", "(loss)", "gradients:inverse"),
+    ("            dist.all_reduce(tokens)  # of all ranks\n", "", "gradients"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "name"), FINE_TUNED)
+def test_fine_tuning(old: str, new: str, name: str, installed: Callable, tmp_path: Path) -> None:
+    """LoRA on a model of transformers, with random weights: the same on two processes, and one file
+    of the adapter, which loads."""
+    texts = {n: (FINE_TUNING / n).read_text() for n in ("single.py", "multi.py")}
+    assert not old or texts["multi.py"].count(old) == 1
+    (tmp_path / "single.py").write_text(texts["single.py"])
+    (tmp_path / "multi.py").write_text(
+        texts["multi.py"].replace(old, new) if old else texts["multi.py"]
+    )
+    doctor = [
+        sys.executable,
+        ROOT / "doctor",
+        "--lang",
+        "en",
+        "--without",
+        "all",
+        "--steps",
+        "1000",
+    ]
+    against = ["--json", "verdict.json", "--against", "python single.py"]
+    two = shlex.split("torchrun --standalone --nproc-per-node 2 multi.py")
+    result = run([*doctor, *against, *two], tmp_path, env=installed("transformers", "peft"))
+    found = json.loads((tmp_path / "verdict.json").read_text())["against"]
+    assert result.returncode == bool(old), result.output
+    if old:
+        assert found["first_difference"]["name"] == name
+    else:
+        assert {seen["kind"] for seen in found["seen"]} == {"same"}
+        assert (tmp_path / "adapter/adapter_model.safetensors").is_file()

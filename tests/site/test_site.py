@@ -87,6 +87,9 @@ def test_every_page_has_its_markdown(site: Path, language: str) -> None:
     listed = (folder / "llms.txt").read_text()
     assert set(re.findall(r"\]\((\S+)\): .", listed)) == {f"{name}.md" for name in NAMES}
     assert len(listed) < 20_000  # it is read at once
+    above = listed[: listed.index("\n## ")]  # what to read first
+    for target in ("convert.md", "doctor.md", f"{'../' * (language == 'en')}doctor.pyz"):
+        assert f"]({target})" in above and (folder / target).is_file()
 
     for name, address in zip(NAMES, ADDRESSES, strict=True):
         path = folder / f"{name}.md"
@@ -367,9 +370,11 @@ QUERIES = {
          "显存不够": "troubleshooting/#oom", "死锁": "troubleshooting/#hang",
          "nccl 超时": "troubleshooting/#error-watchdog", "学习率怎么设": "concepts/#learning-rate",
          "准确率不一样": "troubleshooting/#accuracy", "多机训练": "launching/",
-         "断点续训": "recipes/#resume", "端口被占用": "troubleshooting/#start",
+         "断点续训": "recipes/#resume", "端口被占用": "troubleshooting/#error-port",
          "双卡 4090 慢": "troubleshooting/#speedup",
          # From public threads: questions, and error lines with their colons, paths and numbers.
+         "nohup 训练 ssh 断开就停了": "troubleshooting/#nohup",
+         "多卡训练完模型怎么在单卡上加载": "troubleshooting/#error-module",
          "训练到一半卡住不动": "troubleshooting/#hang",
          "双卡训练会出现nccl超时的问题": "troubleshooting/#error-watchdog",
          "增加gpu后准确率成倍减小，是为什么呢": "troubleshooting/#accuracy",
@@ -430,7 +435,8 @@ QUERIES = {
             "torch.distributed.DistBackendError: [3] is setting up NCCL communicator and "
             "retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but "
             "store->get('0') got error: Socket Timeout": "troubleshooting/#error-unique-id",
-            "main.py: error: unrecognized arguments: --local-rank=0": "migration/#local-rank",
+            "main.py: error: unrecognized arguments: --local-rank=0":
+                "troubleshooting/#error-local-rank",
             "AttributeError: 'DistributedDataParallel' object has no attribute 'enc_p'":
                 "troubleshooting/#error-attribute",
             "TimeoutError: The client socket has timed out after 1800s while trying to connect to "
@@ -438,7 +444,15 @@ QUERIES = {
             "RuntimeError: CUDA out of memory. Tried to allocate 2.87 GiB (GPU 0; 14.76 GiB total "
             "capacity; 8.77 GiB already allocated; 19.75 MiB free; 13.71 GiB reserved in total by "
             "PyTorch)": "troubleshooting/#oom-gpu",
-            "batch size per gpu or total": "concepts/#batch"},
+            "batch size per gpu or total": "concepts/#batch",
+            "how do I know if my ddp is actually working": "doctor/#wrong",
+            "FSDP vs DDP which one should I use": "tools/",
+            "has been modified by an inplace operation: [torch.cuda.FloatTensor [2048]] is at "
+            "version 4; expected version 3 instead": "troubleshooting/#error-inplace",
+            "The server socket has failed to bind to [::]:29400 (errno: 98 - Address already in "
+            "use)": "troubleshooting/#error-port",
+            "torchrun job dies when I close the ssh terminal": "troubleshooting/#nohup",
+            "huggingface generate with multiple gpus bleu score": "recipes/#transformers"},
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from harness import (
     CHAPTERS,
     ROOT,
     TINY,
+    download,
     events,
     flags_of,
     load_chapter,
@@ -121,11 +122,7 @@ def test_marked_commands_run(command: Command, tmp_path: Path) -> None:
         pytest.skip("needs Slurm as root: sudo tools/mini_slurm.sh install")
     for name in [*CHAPTERS, "docs", "doctor", "tools"]:
         (tmp_path / name).symlink_to(ROOT / name)
-    if "doctor.pyz" in words:  # a reader has downloaded it, and these two
-        make = ["make", "-s", "-C", ROOT, "doctor.pyz", f"PYTHON={sys.executable}"]
-        run([*make, f"PYZ={tmp_path / 'doctor.pyz'}"], tmp_path)
-        for name in ("single.py", "multi.py"):
-            (tmp_path / name).symlink_to(ROOT / "docs/examples/convert" / name)
+    download(words, tmp_path)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = ON_CPU | {"PATH": path, "LC_ALL": "C.UTF-8"}  # or a verdict would be in the tester's own
     full = ["bash", "-euc", shlex.join([*words, *(SMALL if chapter else [])])]

@@ -277,3 +277,13 @@ def launch_lines(chapter: str) -> list[str]:
     found = [line for line in found if line.split()[0] in launchers]
     assert found, f"no launch line in {chapter}"
     return found
+
+
+def download(words: list[str], folder: Path) -> None:
+    """What a reader of the site has for this command: the doctor, and scripts that pages offer."""
+    if "doctor.pyz" in words:
+        make = ["make", "-s", "-C", ROOT, "doctor.pyz", f"PYTHON={sys.executable}"]
+        assert run([*make, f"PYZ={folder / 'doctor.pyz'}"], folder).returncode == 0
+        for kind in ("convert", "tools"):
+            for script in (ROOT / "docs/examples" / kind).glob("*.py"):
+                (folder / script.name).symlink_to(script)

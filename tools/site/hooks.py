@@ -45,6 +45,30 @@ META = {
 }
 
 HOME = f"<script>{(ROOT / 'docs/assets/javascripts/home.js').read_text('utf-8')}</script>"
+
+# For an assistant: what to read first for which job. UP leads to the root of the site.
+FIRST = {
+    "en": """
+- To convert a script: [convert.md](convert.md), then the row of [recipes.md](recipes.md) for each
+  thing that it has; a whole training of its kind is in [tasks.md](tasks.md).
+- To prove that it is the same training, or to find what is wrong: download
+  [doctor.pyz](UPdoctor.pyz), one file for Python 3.10 or newer beside torch, and read
+  [doctor.md](doctor.md). It runs the script on two CPU processes; no GPU is needed.
+- An error line, a hang, a wrong score, no speed-up: [troubleshooting.md](troubleshooting.md).
+- A model that does not fit: [handbook/too-large.md](handbook/too-large.md).
+- As a skill: `make skill` in a clone makes a folder of these pages, the code and the doctor.
+""",
+    "zh": """
+- 改造脚本：先读 [convert.md](convert.md)，脚本里还有的东西查 [recipes.md](recipes.md) 开头的表；
+  同类训练的完整脚本在 [tasks.md](tasks.md)。
+- 证明训练没有变，或者找出错误：下载 [doctor.pyz](UPdoctor.pyz)（一个文件，Python 3.10 或更新，
+  旁边有 torch 即可），读 [doctor.md](doctor.md)。它用两个 CPU 进程运行脚本，不需要显卡。
+- 报错、卡住、分数不对、不加速：[troubleshooting.md](troubleshooting.md)。
+- 模型放不下：[handbook/too-large.md](handbook/too-large.md)。
+- 作为 skill：在本仓库里 `make skill`，得到一个文件夹，里面有这些页面、代码和 doctor。
+""",
+}
+
 # Of an address in a copy for the disk what is else a folder: chapters/index.html, convert.html.
 DIRECTORY = re.compile(r"((^|/)index)?\.html")
 
@@ -102,6 +126,7 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:
     english = config.theme["language"] == "en"
     other = "[中文](../llms.txt)" if english else "[English](en/llms.txt)"
     text = f"# {config.site_name}\n\n> {config.site_description}\n\n{other}\n"
+    text += FIRST["en" if english else "zh"].replace("UP", "../" * english)
     for above, pages in groupby(nav.pages, lambda page: page.ancestors[-1:]):
         text += "".join(f"\n## {section.title}\n" for section in above) + "\n"
         for page in pages:
