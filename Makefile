@@ -42,8 +42,8 @@ smoke-oldest:  ## the same on the oldest torch we support; or make smoke-nightly
 smoke-%: $(VENV)-%/ready-for-smoke
 	$(VENV)-$*/bin/python -m pytest -m smoke tests/chapters $(ARGS)
 
-proof: $(VENV)/ready $(VENV)/ready-for-tests $(AXE) smoke-oldest  ## hours: all combinations, then protections broken
-	$(RUN) -m pytest $(XDIST) $(ARGS)
+proof: $(VENV)/ready $(VENV)/ready-for-tests $(AXE) $(if $(filter-out 1/%,$(PART)),,smoke-oldest)  ## hours: all, then protections broken; PART=3/10 is a tenth
+	$(RUN) -m pytest $(XDIST) --part $(or $(PART),1/1) $(ARGS)
 
 faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, written to tests/FAULTS.md
 	$(RUN) -m pytest tests/faults --write-faults $(ARGS)

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import signal
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-faults", action="store_true", help="into tests/FAULTS.md")
     parser.addoption("--write-verdicts", action="store_true", help="of the doctor, for its page")
     parser.addoption("--write-outputs", action="store_true", help="of the handbook's examples")
+    parser.addoption(
+        "--part", default="1/1", metavar="K/N", help="the K-th of N parts of the tests"
+    )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A chapter whose library is not here is skipped, in every table of chapters; and so is 08
     where torch has no fully_shard for CPUs."""
+    take_part(config, items)
     too_old = torch.__version__ < torch.torch_version.TorchVersion("2.7")
     if too_old and not torch.cuda.is_available():
         new = pytest.mark.skip(reason="needs a GPU, or torch 2.7: fully_shard of 2.6 has no CPUs")
@@ -40,6 +45,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if HOROVOD in getattr(getattr(item, "callspec", None), "params", {}).values():
                 item.add_marker(needs)
+
+
+def take_part(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """--part 3/10 takes a tenth, by the names of tests: a new test moves no other one."""
+    part, parts = map(int, config.getoption("part").split("/"))
+    if not 1 <= part <= parts:
+        raise pytest.UsageError(f"--part {part}/{parts}: from 1/{parts} to {parts}/{parts}")
+    mine, others = [], []
+    for item in items:
+        is_mine = zlib.crc32(item.nodeid.encode()) % parts == part - 1
+        (mine if is_mine else others).append(item)
+    items[:] = mine
+    config.hook.pytest_deselected(items=others)
 
 
 @pytest.fixture(scope="session")
