@@ -89,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks (GPUs only)")
     add("--pretrained", action="store_true", help="start from weights for 1000 classes")
     add("--output-dir", type=Path, default=f"runs/{here}", help="results")
-    add("--resume", metavar="PATH", nargs="?", const="", help="continue a run")
+    add("--resume", metavar="PATH", nargs="?", const="", help="of PATH, or this folder")
     add("--evaluate", action="store_true", help="evaluate, and do not train")
     add("--seed", type=int, default=0, help="for weights, order, crops and dropout")
     add("--print-freq", type=int, default=20, help="steps between two lines of the log")
@@ -134,7 +134,7 @@ def build_loaders(
         "persistent_workers": args.workers > 0,
         "multiprocessing_context": "fork" if args.workers else None,
         "pin_memory": torch.accelerator.is_available(),
-        # Seeds the workers. By default that is done by the generator of dropout.
+        # Draws the workers' seeds: the default one, torch's global, is for dropout.
         "generator": torch.Generator().manual_seed(args.seed + rank),  # [dist]
     }
     # All ranks shuffle alike, and each takes every world_size-th image: together their
@@ -216,8 +216,8 @@ def prepare_native(
     # Without it small gradients are zero in fp16. bf16 has the range of float32.
     scaler = GradScaler(device.type, enabled=args.amp_dtype == "fp16")
     # DDP sends rank 0's weights to all ranks, now, and averages the gradients in each
-    # training step, so weights stay equal. Evaluation uses raw_model: DDP would wait
-    # for ever where a rank has no images. gradient_as_bucket_view saves memory.
+    # training step, so weights stay equal. Evaluation uses raw_model: DDP's forward
+    # would wait for a rank without images. gradient_as_bucket_view saves memory.
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # [dist]
     return torch.compile(model) if args.compile else model, optimizer, scaler
 
@@ -377,8 +377,8 @@ def evaluate(
 ) -> dict:
     """Loss and accuracies on the validation set, by name, the same on all ranks. Exact
     for any number of images and ranks: sums over all of them, divided once."""
-    # BatchNorm's statistics are of each rank's own images since the last step began,
-    # when DDP sent those of rank 0 to all. Rank 0 will save its own.
+    # Each training step begins with DDP sending rank 0's BatchNorm statistics to all;
+    # then each rank adds its images, and they differ. Rank 0 will save its own.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)  # [dist] all ranks evaluate with those
 

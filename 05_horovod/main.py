@@ -89,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks (GPUs only)")
     add("--pretrained", action="store_true", help="start from weights for 1000 classes")
     add("--output-dir", type=Path, default=f"runs/{here}", help="results")
-    add("--resume", metavar="PATH", nargs="?", const="", help="continue a run")
+    add("--resume", metavar="PATH", nargs="?", const="", help="of PATH, or this folder")
     add("--evaluate", action="store_true", help="evaluate, and do not train")
     add("--seed", type=int, default=0, help="for weights, order, crops and dropout")
     add("--print-freq", type=int, default=20, help="steps between two lines of the log")
@@ -129,7 +129,7 @@ def build_loaders(
         "persistent_workers": args.workers > 0,
         "multiprocessing_context": "fork" if args.workers else None,
         "pin_memory": torch.accelerator.is_available(),
-        # Seeds the workers. By default that is done by the generator of dropout.
+        # Draws the workers' seeds: the default one, torch's global, is for dropout.
         "generator": torch.Generator().manual_seed(args.seed + rank),  # [dist]
     }
     # All ranks shuffle alike, and each takes every world_size-th image: together their
