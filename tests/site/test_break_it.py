@@ -80,7 +80,8 @@ def test_lines(page: Page, address: str) -> None:
     undone = "line 54: shuffle=True in place of sampler=sampler"
     assert page.get_by_role("radio", name=undone).get_attribute("value") == "sampler"
     page.locator("label:has([value=sampler])").click()
-    assert shown(page) == "sampler" and page.url.endswith("#break=sampler")
+    assert shown(page) == "sampler"
+    page.wait_for_url("**#break=sampler")
     assert page.locator("[data-of=sampler] .wrong").text_content() == "WRONG RESULT"
     named = page.locator("[data-n='54'] .bk-n").evaluate("e => getComputedStyle(e).fontWeight")
     assert named == "700"

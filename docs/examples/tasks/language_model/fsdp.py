@@ -120,9 +120,12 @@ def add_lora(model, rank):
     """Before fully_shard: what is added after it belongs to nobody, and is not averaged."""
     model.requires_grad_(False)
     for block in model.blocks:
-        for name, layer in list(block.named_children()):
-            if isinstance(layer, nn.Linear):
-                setattr(block, name, LoRALinear(layer, rank))
+        layers = {n: m for n, m in block.named_modules() if isinstance(m, nn.Linear)}
+        if not layers:
+            raise SystemExit(f"error: --lora finds no nn.Linear in {type(block).__name__}")
+        for name, layer in layers.items():
+            parent, _, own = name.rpartition(".")
+            setattr(block.get_submodule(parent), own, LoRALinear(layer, rank))
 
 
 def merged(weights):
@@ -180,12 +183,13 @@ def sharded_model(args, device):
 
 def parameter_groups(model):
     """Matrices decay; norms, biases and embeddings do not. What is frozen needs no state."""
-    decaying, others = [], []
+    decaying, others, seen = [], [], set()
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             matrix = parameter.dim() > 1 and not isinstance(module, nn.Embedding)
-            if parameter.requires_grad:
+            if parameter.requires_grad and parameter not in seen:
                 (decaying if matrix else others).append(parameter)
+            seen.add(parameter)  # a head that is tied to the embedding comes once more
     return [{"params": decaying, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
 
 
