@@ -9,7 +9,6 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from ..benchmark.table import tables
 from .codealong import file_address
 from .source import ROOT, read, translated
 
@@ -18,7 +17,7 @@ HUB, SINGLE = "02_distributed", "docs/examples/minimal_single.py"
 NAMES = {
     "en": {
         HUB: ("ddp", "DDP", "nearly everything"),
-        "08_fsdp2": ("fsdp2", "FSDP2", "a model that one GPU cannot hold"),
+        "08_fsdp2": ("fsdp2", "FSDP2", "CUDA out of memory: a model that one GPU cannot hold"),
         "03_multiprocessing": ("spawn", "mp.spawn", "one python command starts all"),
         "06_slurm": ("slurm", "Slurm", "a cluster that Slurm runs"),
         "04_apex": ("amp", "Mixed precision", "fp16, or code for Apex"),
@@ -28,7 +27,7 @@ NAMES = {
     },
     "zh": {
         HUB: ("ddp", "DDP", "几乎所有场合"),
-        "08_fsdp2": ("fsdp2", "FSDP2", "模型一张卡放不下"),
+        "08_fsdp2": ("fsdp2", "FSDP2", "CUDA out of memory：模型一张卡放不下"),
         "03_multiprocessing": ("spawn", "mp.spawn", "一条 python 命令启动全部"),
         "06_slurm": ("slurm", "Slurm", "Slurm 管理的集群"),
         "04_apex": ("amp", "混合精度", "fp16，或 Apex 老代码"),
@@ -86,7 +85,6 @@ WORDS = {
         "take": "Take {main}: ImageNet, resuming, exact evaluation in one file",
         "coming": "Whole programs",
         "page": "explained line by line",
-        "speed": "On one H200: {rate} images/s, {ratio} times a plain DDP script",
         "head": "| Approach | Take it for | Started by | The approach alone | To take |",
         "rows": dict(
             start="start", who="who am I", others="who else is there", sampler="sampler",
@@ -99,7 +97,6 @@ WORDS = {
         "take": "拿走 {main}：一个文件，训练 ImageNet、断点续训、精确评估",
         "coming": "完整的程序",
         "page": "逐行讲解",
-        "speed": "一张 H200：每秒 {rate} 张图片，是普通 DDP 脚本的 {ratio} 倍",
         "head": "| 方法 | 什么时候用 | 由谁启动 | 方法本身 | 拿走 |",
         "rows": dict(
             start="启动", who="我是谁", others="还有谁", sampler="采样器", wrap="包装",
@@ -194,7 +191,7 @@ def differing(language: str) -> list[str]:
 
 def sides(chapter: str, language: str) -> tuple[str, str]:
     """DDP's file and this one, beside DDP's the script for one GPU: as many lines each, and the
-    same ones beside each other. Imports that both have, and blank lines, are left out."""
+    same ones beside each other, without blank lines. Each side runs, pasted as it is."""
     pair = [
         [line for line in source.lines[source.after_docstring() - 1 :] if line.strip()]
         for source in (
@@ -205,8 +202,6 @@ def sides(chapter: str, language: str) -> tuple[str, str]:
     left, right = "", ""
     for kind, a1, a2, b1, b2 in SequenceMatcher(None, *pair, autojunk=False).get_opcodes():
         old, new = pair[0][a1:a2], pair[1][b1:b2]
-        if kind == "equal":
-            old = new = [line for line in old if not re.match("import |from ", line)]
         height, lit = max(len(old), len(new)), kind != "equal"
         left += "".join(code_line(line, "del" * lit) for line in old) + BLANK * (height - len(old))
         right += "".join(code_line(line, "ins" * lit) for line in new) + BLANK * (height - len(new))
@@ -222,13 +217,6 @@ def code_line(line: str, lit: str) -> str:
     return f"<{lit}>{html}</{lit}>\n" if lit else f"{html}\n"
 
 
-def measured(language: str) -> dict[str, str]:
-    """What a GPU has shown of a chapter."""
-    table = "\n".join(tables(ROOT / "docs/assets/results/gpu-h200/speed.json", language))
-    [(chapter, rate, ratio)] = re.findall(r"^\| `(0\d)` \| (\d+) \| ([\d.]+)", table, re.M)
-    return {chapter: WORDS[language]["speed"].format(rate=rate, ratio=ratio)}
-
-
 def panel(chapter: str, language: str, page: str, depth: int) -> str:
     def copy(path: str, text: str) -> str:
         where = file_address(path, "", "", depth)
@@ -241,8 +229,6 @@ def panel(chapter: str, language: str, page: str, depth: int) -> str:
     if (ROOT / main).is_file():
         take = words["take"].format(main=copy(main, "<b>main.py</b>"))
         take += f' · <a href="{page}">{words["page"]}</a>'
-    if speed := measured(language).get(chapter[:2]):
-        take += f" · {speed}"
     columns = zip((one, other), sides(chapter, language), strict=True)
     shown = "".join(
         f"<figure><figcaption>{copy(minimal(name), minimal(name))}</figcaption>"
