@@ -10,6 +10,7 @@ from harness import ROOT
 pytest.importorskip("playwright", reason="needs requirements-dev.txt")
 from playwright.sync_api import Browser, Page
 
+from tools.benchmark.table import tables
 from tools.site.approaches import (
     CHAPTERS,
     HUB,
@@ -68,6 +69,32 @@ def test_readme_has_them(language: str) -> None:
         for chapter, (_, name, whom) in NAMES[language].items()
     ]
     assert rows == known
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_speed_is_what_was_measured(language: str) -> None:
+    """Each figure is the one of the table that its column names."""
+    results = ROOT / "docs/assets/results"
+    cpu, gpu = (
+        "\n".join(tables(results / f"{name}.json", "en"))
+        for name in ("cpu-2-cores", "gpu-h200/speed")
+    )
+    old = (ROOT / f"docs/{language}/performance.md").read_text().partition('id="original"')[2]
+    page = (ROOT / f"docs/{language}/chapters/index.md").read_text()
+    rows = re.findall(r"^\| (0\d) (.+?) \| (.+) \| (.+) \| (.+) \|$", page, re.M)
+    names = [(chapter[:2], name) for chapter, (_, name, _) in NAMES[language].items()]
+    assert [row[:2] for row in rows] == names
+    before = {"02": "Distributed", "04": "Apex", "05": "Horovod", "01": "DataParallel"}
+    for chapter, _, seconds, ratio, rate in rows:
+        known = [
+            re.findall(form, text, re.M)[:1]  # training comes first
+            for form, text in (
+                (rf"^\| {before.get(chapter)} \| (\d+) ", old),
+                (rf"^\| `{chapter}(?: --amp-dtype bf16)?` \| [\d.]+ \| ([\d.]+) ", cpu),
+                (rf"^\| `{chapter}` \| (\d+) ", gpu),
+            )
+        ]
+        assert [re.findall(r"^[\d.]+", shown) for shown in (seconds, ratio, rate)] == known
 
 
 # --- in a browser ---------------------------------------------------------------------------------

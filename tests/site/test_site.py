@@ -88,8 +88,10 @@ def test_every_page_has_its_markdown(site: Path, language: str) -> None:
     assert set(re.findall(r"\]\((\S+)\): .", listed)) == {f"{name}.md" for name in NAMES}
     assert len(listed) < 20_000  # it is read at once
     above = listed[: listed.index("\n## ")]  # what to read first
-    for target in ("convert.md", "doctor.md", f"{'../' * (language == 'en')}doctor.pyz"):
-        assert f"]({target})" in above and (folder / target).is_file()
+    first = re.findall(r"\]\((\S+?)(?:#\w+)?\)", above)
+    needed = "convert.md single.py multi.py recipes.md tasks.md doctor.pyz doctor.md"
+    assert [Path(to).name.removesuffix(".txt") for to in first[1:8]] == needed.split()
+    assert [target for target in first if not (folder / target).is_file()] == []
 
     for name, address in zip(NAMES, ADDRESSES, strict=True):
         path = folder / f"{name}.md"

@@ -49,20 +49,25 @@ HOME = f"<script>{(ROOT / 'docs/assets/javascripts/home.js').read_text('utf-8')}
 # For an assistant: what to read first for which job. UP leads to the root of the site.
 FIRST = {
     "en": """
-- To convert a script: [convert.md](convert.md), then the row of [recipes.md](recipes.md) for each
-  thing that it has; a whole training of its kind is in [tasks.md](tasks.md).
+- To make a DDP script: [convert.md](convert.md), of which the whole files are
+  [single.py](EXAMPLES/single.py) and [multi.py](EXAMPLES/multi.py); then the
+  row of [recipes.md](recipes.md) for each thing that the script has; a whole training of its kind
+  is in [tasks.md](tasks.md).
 - To prove that it is the same training, or to find what is wrong: download
   [doctor.pyz](UPdoctor.pyz), one file for Python 3.10 or newer beside torch, and read
-  [doctor.md](doctor.md). It runs the script on two CPU processes; no GPU is needed.
+  [doctor.md](doctor.md#same). It runs the script on two CPU processes; no GPU is needed. The
+  training is the same if it exits with 0 and its last line is `Nothing differs.`
 - An error line, a hang, a wrong score, no speed-up: [troubleshooting.md](troubleshooting.md).
 - A model that does not fit: [handbook/too-large.md](handbook/too-large.md).
 - As a skill: `make skill` in a clone makes a folder of these pages, the code and the doctor.
 """,
     "zh": """
-- 改造脚本：先读 [convert.md](convert.md)，脚本里还有的东西查 [recipes.md](recipes.md) 开头的表；
-  同类训练的完整脚本在 [tasks.md](tasks.md)。
+- 改成 DDP 脚本：先读 [convert.md](convert.md)，完整的文件是
+  [single.py](EXAMPLES/single.py) 和 [multi.py](EXAMPLES/multi.py)；脚本里还有的
+  东西查 [recipes.md](recipes.md) 开头的表；同类训练的完整脚本在 [tasks.md](tasks.md)。
 - 证明训练没有变，或者找出错误：下载 [doctor.pyz](UPdoctor.pyz)（一个文件，Python 3.10 或更新，
-  旁边有 torch 即可），读 [doctor.md](doctor.md)。它用两个 CPU 进程运行脚本，不需要显卡。
+  旁边有 torch 即可），读 [doctor.md](doctor.md#same)。它用两个 CPU 进程运行脚本，不需要显卡。
+  退出码是 0，最后一行是 `没有差别。`（加 `--lang en` 则是 `Nothing differs.`），训练就相同。
 - 报错、卡住、分数不对、不加速：[troubleshooting.md](troubleshooting.md)。
 - 模型放不下：[handbook/too-large.md](handbook/too-large.md)。
 - 作为 skill：在本仓库里 `make skill`，得到一个文件夹，里面有这些页面、代码和 doctor。
@@ -126,7 +131,8 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:
     english = config.theme["language"] == "en"
     other = "[中文](../llms.txt)" if english else "[English](en/llms.txt)"
     text = f"# {config.site_name}\n\n> {config.site_description}\n\n{other}\n"
-    text += FIRST["en" if english else "zh"].replace("UP", "../" * english)
+    first = FIRST["en" if english else "zh"].replace("UP", "../" * english)
+    text += re.sub(r"EXAMPLES/(\w+\.py)", partial(example, english, config.repo_url or ""), first)
     for above, pages in groupby(nav.pages, lambda page: page.ancestors[-1:]):
         text += "".join(f"\n## {section.title}\n" for section in above) + "\n"
         for page in pages:
@@ -136,6 +142,10 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:
                 )
             text += f"- [{page.title}]({page.file.src_uri[3:]}): {about[1]}\n"
     files.append(File.generated(config, f"{'en/' * english}llms.txt", content=text))
+
+
+def example(depth: int, repo: str, name: re.Match) -> str:
+    return file_address(f"docs/examples/convert/{name[1]}", "", repo.rstrip("/"), depth)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
