@@ -1,9 +1,9 @@
 """What runs inside each process of the script.
 
 The recorder notes what happens, and changes nothing: no collective, no random number and no order
-is added. Where two runs are compared, against/record.py notes more, and without/ takes out what
---without names. The job copies these folders to a place of its own and puts it on PYTHONPATH, with
-sitecustomize.py, which calls attach.
+is added. Where two runs are compared it notes more, and without/ takes out what --without names.
+The job copies these folders to a place of its own and puts it on PYTHONPATH, with sitecustomize.py,
+which calls attach.
 """
 
 import os
@@ -31,14 +31,13 @@ def attach(name: str) -> None:
             hooks.attach(windows.PROBES)
         return
     try:
-        from .against import record
         from .recorder import hooks, probes
         from .without.changes import CHANGES
     except Exception as error:  # a name that torch has no more: nothing is recorded
         notes.fail("all", repr(error))
         return
     if name == "torch":
-        hooks.attach(probes.PROBES + ((*record.PROBES, *CHANGES) if compares() else ()))
+        hooks.attach(probes.PROBES + ((*probes.OF_TWO, *CHANGES) if compares() else ()))
     if "safetensors" in (name, *sys.modules):
         hooks.attach(probes.OF_SAFETENSORS)
     if name == "horovod.torch":

@@ -1,7 +1,9 @@
-"""What the doctor may find: a check says all about its findings in one place, above itself."""
+"""What the doctor may find: a check says all about its findings in one place, above itself, and so
+does a comparison of two runs (against/comparison.py) about what it needs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 
 WRONG, HANG, WASTED, NOTE = "wrong result", "hang ahead", "wasted", "note"
 SEVERITIES = (WRONG, HANG, WASTED, NOTE)
@@ -34,6 +36,7 @@ class Check:
 
 KINDS: dict[str, Kind] = {}
 CHECKS: list[Check] = []
+FACTS: dict[str, set[str]] = {}  # what two runs are compared by -> probes that it needs
 
 
 def finds(name: str, severity: str, needs: str = "", alone: bool = False) -> Callable:
@@ -51,6 +54,20 @@ def check(between: bool = False, unless: str = "") -> Callable:
         names = [kind.name for kind in function.finds if ":" not in kind.name]
         CHECKS.append(Check(function, names, between, unless))
         return function
+
+    return decorate
+
+
+def compares(fact: str, needs: str) -> Callable:
+    """A method of Comparison, which is not called where a run lacks one of these probes."""
+    FACTS[fact] = ALWAYS | set(needs.split())
+
+    def decorate(method: Callable) -> Callable:
+        @wraps(method)
+        def call(comparison: object, *args: object) -> object:
+            return None if fact in comparison.lost else method(comparison, *args)
+
+        return call
 
     return decorate
 

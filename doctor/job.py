@@ -39,7 +39,7 @@ class Job:
 
         # A copy: the doctor itself may be a zip file, or have names that the script has, too.
         own = resources.files(__package__)
-        for room in ("recorder", "against", "without", "speed"):
+        for room in ("recorder", "without", "speed"):
             (first / "_doctor" / room).mkdir(parents=True)
             for file in (own / room).iterdir():
                 if file.name.endswith(".py"):

@@ -1,5 +1,5 @@
 """Is it the same training on one process and on several? (doctor --against)
 
-record.py runs in the processes of the script, and notes more there; runs.py reads that back, and
-comparison.py says where two runs part.
+runs.py reads back what recorder/ has noted in the processes of both, and comparison.py says where
+they part.
 """

@@ -14,6 +14,7 @@ from itertools import zip_longest
 from statistics import median
 
 from ..checks.weights import apart, averages_weights
+from ..findings import FACTS, compares
 from ..recorder.notes import NAMELESS
 from ..report import Report, listed, short
 from . import inputs
@@ -43,10 +44,6 @@ SHARE = 0.01  # of all weights: tensors that are less say nothing by themselves,
 FAINT = 1e-7  # and as little of their size is what Adam's eps leaves of rounding in float64
 PRINTED = 1e-3  # numbers further apart are shown; rounding may be the reason where it is coarse
 MOVES = 10  # so many times a difference that is seen may be one that is not
-# Probes without which samples, and without which nothing here, are not known. All others: numbers.
-SAMPLES = {"backward", "batch", "indices", "items", "pass", "stream", "worker"}
-UNUSED = set("clip exit files forward join load loader lost no_sync optimizer save scale".split())
-UNUSED |= {"restore", "scheduler", "unscale", "wrap"}
 UNREAD = ("saved:folder", "left")  # said, and no difference
 FEW = 4  # names, and pairs of printed lines
 
@@ -82,7 +79,7 @@ class Comparison:
         self.inputs = False  # without a loader: what models are given can be compared
         self.steps = 0  # whose gradients were
         self.equal: set[int] = set()  # after so many steps weights were compared, and are the same
-        self.lost: set[str] = set()  # probes that a run lacks
+        self.lost: set[str] = set()  # facts, for want of a probe that they need
         self.begun = self.largest = 0.0  # their difference, first and so far
         self.faint = 0.0  # the same of tensors whose gradients are nothing but rounding
         self.again: Callable[[float], Run | None] = lambda size: None  # A once more, with noise
@@ -125,33 +122,37 @@ class Comparison:
             self.say("skipped", "no_steps")
             return
         self.find_trouble()
-        if self.numbers:
-            self.compare_models()
+        self.compare_models()
         if not self.parted():
             self.compare_steps()
         if not self.parted():
             self.compare_epochs()
-        if not self.parted() and "checkpoint" not in self.lost:
+        if not self.parted():
             self.compare_saved()
-        if not self.lost & {"printed", "collectives"}:
-            self.compare_printed()
+        self.compare_printed()
         self.compare_left()
         if self.report.broken:
             self.say("skipped", "broken", self.two.steps())
 
     def find_trouble(self) -> None:
         """What the recorder has not seen in one run, because a probe is missing or has failed."""
+        unasked = {"rows"} if all(one.known for one in self.batches) else set()
+        told = set()
         for run in self.runs:
             for event in run.first.events["trouble"]:
-                if event["probe"] not in UNUSED | self.lost:
-                    self.lost.add(event["probe"])
+                probe = event["probe"]
+                facts = {fact for fact, needs in FACTS.items() if probe in needs} - unasked
+                if facts and probe not in told:
+                    told.add(probe)
+                    self.lost |= facts
                     values = {"torch": run.first.process["torch"], "text": event["text"]}
                     why = self.report.say("missing" if event["missing"] else "failed", **values)
-                    self.say("skipped", "trouble", probe=event["probe"], why=why)
-        self.numbers = not self.lost - SAMPLES - {"checkpoint", "printed"}
+                    self.say("skipped", "trouble", probe=probe, why=why)
+        self.numbers = "numbers" not in self.lost
 
     # ---- before the first step ----
 
+    @compares("numbers", "gradients step collectives autocast batchnorm dropout draws rounding")
     def compare_models(self) -> None:
         for why, found in (
             ("together", any(run.together for run in self.runs)),
@@ -210,7 +211,8 @@ class Comparison:
     def compare_steps(self) -> None:
         steps = min(run.steps() for run in self.runs)
         samples = self.known()
-        self.inputs = not samples and all(inputs.of_step(run, 1) for run in self.runs)
+        rows = "rows" not in self.lost and all(inputs.of_step(run, 1) for run in self.runs)
+        self.inputs = rows and not samples
         if samples:
             read_alike(*self.batches)
         elif not self.inputs:
@@ -251,8 +253,9 @@ class Comparison:
 
     def known(self) -> bool:
         """Whether both runs tell which samples their steps have."""
-        return all(one.known for one in self.batches) and not self.lost & SAMPLES
+        return all(one.known for one in self.batches) and "samples" not in self.lost
 
+    @compares("samples", "pass batch indices items stream worker backward shuffling")
     def compare_samples(self, n: int) -> bool:
         """Of all ranks together. Returns whether those of the next step can be compared."""
         a, b = (one.keys(n) for one in self.batches)
@@ -291,6 +294,7 @@ class Comparison:
             self.say("differs", "samples", n, **values)
         return False
 
+    @compares("rows", "gradients step forward optimizer_made")
     def compare_inputs(self, n: int) -> bool:
         """As compare_samples, where no loader tells what they are."""
         found = inputs.parted(*self.runs, n, self.without)
@@ -492,6 +496,7 @@ class Comparison:
         if mine != theirs and all(run.ended() for run in self.runs):
             self.say("differs", "steps", mine=mine, theirs=theirs)
 
+    @compares("saved", "checkpoint files safetensors")
     def compare_saved(self) -> None:
         mine, theirs = map(saved, self.runs)
         both = sorted(mine.keys() & theirs.keys())
@@ -574,6 +579,7 @@ class Comparison:
         """Of numbers that are made of the weights: a score, say."""
         return min(10 * GROWTH * max(self.rounding() / 100, self.largest), PRINTED)
 
+    @compares("printed", "printed collectives noise")
     def compare_printed(self) -> None:
         """Lines with the same words and other numbers."""
         mine, theirs = map(printed, self.runs)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from .notes import compares, is_library, notes, user_line
+from .training import training
 
 OPENED = set()  # by this process, to be written
 
@@ -27,9 +28,7 @@ def wrote(path: str, whole: bool = True) -> None:
         return
     was_opened(full)
     if compares():
-        from ..against.record import weigh  # which imports this folder
-
-        weigh()
+        training.weigh_again()
     foreign = False
     called = frame = sys._getframe(1)
     while frame and is_library(name := frame.f_code.co_filename):

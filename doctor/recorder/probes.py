@@ -4,7 +4,7 @@ Each is attached by itself. If one is missing in some torch, or fails, only thos
 that name it among their needs.
 """
 
-from . import collectives, data, ending, files, training, window
+from . import collectives, data, ending, files, results, training, window
 from .hooks import Probe
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
@@ -21,7 +21,7 @@ PROBES = (
     Probe("join", "torch.distributed.algorithms.join.Join.__enter__", collectives.note_join),
     Probe("lost", "torch.overrides._get_current_function_mode",
           attach=collectives.follow_losses),
-    Probe("loader", f"{LOADER}.__init__", after=data.data.made),
+    Probe("loader_made", f"{LOADER}.__init__", after=data.data.made),
     Probe("pass", f"{LOADER}.__iter__", data.data.before_pass, data.data.new_pass),
     Probe("batch", f"{ITERATOR}.__next__", attach=data.follow),
     Probe("indices", f"{ITERATOR}._next_index", after=data.data.drew),
@@ -37,7 +37,8 @@ PROBES = (
           attach=training.before_every_step),
     Probe("step", f"{OPTIMIZER}.register_optimizer_step_post_hook",
           attach=training.after_every_step),
-    Probe("optimizer", f"{OPTIMIZER}.Optimizer.__init__", after=training.training.new_optimizer),
+    Probe("optimizer_made", f"{OPTIMIZER}.Optimizer.__init__",
+          after=training.training.new_optimizer),
     Probe("restore", f"{OPTIMIZER}.Optimizer.load_state_dict", after=training.training.restored),
     Probe("scheduler", "torch.optim.lr_scheduler.LRScheduler.__init__",
           after=training.training.new_scheduler),
@@ -57,3 +58,9 @@ PROBES = (
 )  # fmt: skip
 OF_SAFETENSORS = (Probe("safetensors", "safetensors", attach=files.watch_safetensors),)
 OF_HOROVOD = (Probe("horovod", "horovod.torch", attach=collectives.attach_to_horovod),)
+# Where two runs are compared.
+OF_TWO = (
+    Probe("printed", "sys.stdout", attach=results.watch_output),
+    Probe("checkpoint", "torch.serialization.save", results.saved, also="torch.save"),
+    Probe("autocast", "torch.amp.autocast_mode.autocast.__enter__", after=results.note_autocast),
+)

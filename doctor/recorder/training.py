@@ -1,6 +1,7 @@
 """Optimizer steps: gradients, weights, learning rates, and the model that is trained."""
 
 import gc
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ..against import record
 from . import collectives
 from .collectives import trace
 from .figures import capturing, figures, figures_of
 from .inputs import inputs, noted
+from .named import groups_of, names_of, note_fixed, note_layers, note_optimizer
 from .notes import compares, notes, user_line
 from .others import all_modules, others
 from .parameters import MOST, Emptied, Still
@@ -70,7 +71,7 @@ class Training:
 
         if optimizer not in self.still and len(self.still) < MOST and not capturing():
             parameters = parameters_of(optimizer)
-            names = record.names_of(parameters, self.model())
+            names = names_of(parameters, self.model())
             at = self.made.get(optimizer) or user_line()
             self.still[optimizer] = Still(parameters, names, at)
         if self.done and optimizer in self.emptied:
@@ -106,7 +107,7 @@ class Training:
             self.optimizers[optimizer] = self.number(optimizer, parameters)
             if compares():
                 model = find_model(set(map(id, parameters)))
-                record.note_optimizer(self.optimizers[optimizer], optimizer, model, self.whole)
+                note_optimizer(self.optimizers[optimizer], optimizer, model, self.whole)
         self.firsts += self.optimizers[optimizer] == 1
         early = self.steps <= 2 or (self.firsts <= 2 and self.steps <= EARLY)
         states = generators() if early else {}
@@ -168,7 +169,7 @@ class Training:
         self.model = (lambda: None) if model is None else weakref.ref(model)
         inputs.watch(model)
         if compares() and model is not None:
-            self.fixed = record.note_fixed(model, list(self.made), self.whole)
+            self.fixed = note_fixed(model, list(self.made), self.whole)
 
     def due(self) -> bool:
         each = ALL_OF_TWO if compares() else ALL_UNTIL
@@ -181,13 +182,13 @@ class Training:
         if fixed and len(fixed) == len(self.fixed) and (again or self.steps % EVERY == 0):
             figures.write("fixed", self.steps, figures_of(fixed, len(fixed)))
         parameters = parameters_of(optimizer)
-        groups = record.groups_of(len(parameters))
+        groups = groups_of(len(parameters))
         figures.write("weights", self.steps, figures_of(parameters, groups))
         return parameters
 
     def weigh_again(self) -> None:
         """After the latest step, of which something is told now: it may have been the last one."""
-        optimizer = self.latest()
+        optimizer = self.latest() if notes.first == os.getpid() else None  # no fork of it
         if optimizer is not None and self.done and self.weighed < self.steps and not capturing():
             self.weigh(optimizer, again=True)
 
@@ -249,7 +250,7 @@ class Training:
             together=[] if "DistributedDataParallel" in wrappers else sharing(parts, wrappers),
         )
         if compares():
-            record.note_layers(model, parameters)
+            note_layers(model, parameters)
 
     def wrap(self, _: object, ddp: object, *args: object, **kwargs: object) -> None:
         """DDP waits for a node of the graph, which a parameter that is moved has anew."""
@@ -348,7 +349,7 @@ def parameters_of(optimizer: object) -> list:
 
 def gradients_of(parameters: list) -> object:
     """Figures of them."""
-    groups = record.groups_of(len(parameters))
+    groups = groups_of(len(parameters))
     gradients = [p.grad for p in parameters]
     if groups != len(parameters):
         gradients = [grad for grad in gradients if grad is not None]

@@ -16,7 +16,7 @@ import pytest
 import torch
 from check_twins import but_rounding
 from crew import Crew
-from examined import OLDEST, record
+from examined import OLDEST, assert_contract_kept, name_probes, record
 from harness import ROOT, run, run_short
 from tiers import but, table
 from warm import torchrun_environments
@@ -73,23 +73,24 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
         os.environ["DOCTOR_FIRST"] = told_of_first
     try:
         if not ATTACHED:
-            from doctor.against.record import PROBES
             from doctor.attach import attach
             from doctor.recorder import hooks
             from doctor.recorder.notes import FOLDER, notes
+            from doctor.recorder.probes import OF_TWO
             from doctor.without.changes import CHANGES
 
             os.environ[FOLDER] = f"{args[1]}/traces"
             if not hasattr(notes, "folder"):
+                name_probes()
                 attach("torch")
             else:
-                hooks.attach(PROBES + CHANGES)
+                hooks.attach(OF_TWO + CHANGES)
             ATTACHED.append(True)
-        from doctor.against import record as recorded
+        from doctor.recorder import results
         from doctor.without import draws, first, noise
 
-        recorded.TOLD.clear()
-        recorded.Output.count = 0
+        results.TOLD.clear()
+        results.Output.count = 0
         first.cache_clear()
         draws.draws.__init__()
         noise.GENERATORS.clear()
@@ -133,6 +134,7 @@ def compared(
         words = (without, str(file), str(own / "script.py"), str(own), lacks)
         with contextlib.suppress(AssertionError):  # a rank that gloo has aborted at its end
             crew.run(record_compared, *words, world_size=size)
+        assert_contract_kept(own / "traces")
         return read_ranks(own / "traces")
 
     @functools.cache
@@ -200,16 +202,23 @@ def test_a_run_that_failed(crew: Crew, tmp_path: Path) -> None:
 
 
 WRONG_SCORE = against.KINDS["the accuracy of rank 0's share"][0]
-LACKED = ["printed", "checkpoint", "autocast", "indices", "batch", "backward", "collectives"]
+LACKED = ["printed", "checkpoint", "autocast", "indices", "backward", "collectives", "gradients"]
+LIKE_INDICES = pytest.param("batch", marks=pytest.mark.proof)
 
 
-@pytest.mark.parametrize("probe", [*LACKED, "gradients", "step", "rank", "dropout"])
+@pytest.mark.parametrize("probe", [*LACKED, LIKE_INDICES, "step", "rank", "dropout"])
 def test_a_probe_that_is_missing(probe: str, crew: Crew, tmp_path: Path) -> None:
     """What needs it is not compared, and that is said; a right script is called no other one."""
     comparison = compared(crew, against.BASE, tmp_path, lacks=probe)["en"]
     print(comparison.text())
     assert comparison.status() == 3 and not comparison.parted()
     assert f"has no {probe}" in comparison.text() or probe in ("gradients", "step")
+
+
+def test_a_probe_that_no_comparison_needs(crew: Crew, tmp_path: Path) -> None:
+    """It is missed by nobody here: nothing is said of it."""
+    comparison = compared(crew, against.BASE, tmp_path, lacks="emptied")["en"]
+    assert {seen.kind for seen in comparison.seen} == {"same"}, comparison.text()
 
 
 def test_a_folder_of_distributed_checkpoint(crew: Crew, tmp_path: Path) -> None:

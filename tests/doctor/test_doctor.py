@@ -32,6 +32,7 @@ from harness import (
     run_short,
     start,
 )
+from probes_lost import EVERY
 from slurm import skip_without_slurm
 from tiers import but, table
 from torch.utils.data import BatchSampler, DataLoader
@@ -646,10 +647,13 @@ def test_contract_of_the_two_halves() -> None:
     both |= {file.stem: file for file in (doctor / "checks").glob("*.py")}
     files = [file for file in doctor.rglob("*.py") if file.parent.name != "speed"]
     written = {file.stem: file.read_text() for file in files}
-    for event, (fields, writer, readers) in contract().items():
-        assert re.search(rf'event\(\s*"{event}"', written[writer]) or event == "figures", event
-        read = "".join(both[reader].read_text() for reader in readers)
-        lost = [name for name in fields if f'"{name}"' not in read and f".{name}" not in read]
+    for event, row in contract().items():
+        assert re.search(rf'event\(\s*"{event}"', written[row.writer]) or event == "figures", event
+        read = "".join(both[reader].read_text() for reader in row.readers)
+        lost = [name for name in row.fields if f'"{name}"' not in read and f".{name}" not in read]
         assert not lost, f"{event}: nobody reads {lost}"
+        probes = {*row.probes} - {""}
+        assert probes <= EVERY, event
+        assert event in probes or event not in EVERY, f"{event}: a probe with that name"
     names = re.findall(r'event\(\s*"(\w+)"', "".join(written.values()))
     assert set(names) == set(contract())

@@ -13,9 +13,9 @@ import torch
 from crew import Crew
 from examined import examined_text
 from harness import ROOT, run
-from probes_lost import GOES, NAMES
+from probes_lost import COMPARED, EVERY, GOES, NAMES
 
-from doctor.findings import CHECKS, needs_of
+from doctor.findings import CHECKS, FACTS, needs_of
 from doctor.recorder.hooks import attach
 from doctor.recorder.notes import notes
 from doctor.recorder.probes import PROBES
@@ -26,11 +26,13 @@ PROOF = [name for name in LIVE if name not in ("indices", "collectives", "step")
 
 
 def test_every_check_names_its_probes() -> None:
-    """Those that there are, and each probe is needed."""
-    places = {"loader", "optimizer"}  # where these were made: a finding names another line else
+    """Those that there are, and each probe is needed; by a comparison of two runs, too."""
+    places = {"loader_made", "optimizer_made"}  # a finding names another line without them
     needed = set().union(*(needs_of(check, name) for check in CHECKS for name in check.names))
     assert needed - {"all"} == NAMES - places
     assert GOES.keys() == NAMES
+    needed = set().union(*FACTS.values()) - {"all"}
+    assert COMPARED <= needed <= EVERY
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,12 @@ import os
 import re
 import runpy
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -42,6 +44,7 @@ def record(script: str, folder: str, without: str, *argv: str) -> None:
     os.environ[FOLDER] = f"{folder}/traces"
     multiprocessing.set_start_method("fork", force=True)  # a member's own is another
     if not hasattr(notes, "folder"):
+        name_probes()
         attach("torch")
         if OLDEST:  # its gloo may hang there: docs/en/troubleshooting.md#end
             hook("", torch.distributed, "destroy_process_group", lambda *_: time.sleep(0.1))
@@ -70,24 +73,56 @@ def record(script: str, folder: str, without: str, *argv: str) -> None:
         notes.active = False
 
 
-def contract() -> dict[str, tuple[set[str], str, list[str]]]:
-    """EVENTS.md: each event's fields, the file that writes it, and the files that read it."""
-    rows = re.findall(r"^\| (\w+) \| (.*) \| (\w+) \| (.*) \|$", EVENTS.read_text(), re.M)
+def name_probes() -> None:
+    """Each event says by which probe it was written, if one was asked."""
+    call, event = notes.call, notes.event
+    asked = threading.local()
+
+    def calling(probe: str, *args: object, **kwargs: object) -> None:
+        before = getattr(asked, "probe", None)
+        asked.probe = probe
+        try:
+            call(probe, *args, **kwargs)
+        finally:
+            asked.probe = before
+
+    def telling(what: str, /, **fields: object) -> None:
+        event(what, **fields, by=getattr(asked, "probe", None))
+
+    for own in (calling, telling):
+        own.__code__ = own.__code__.replace(co_filename="<tests>")  # no line of the script's
+    notes.call, notes.event = calling, telling
+
+
+class Row(NamedTuple):
+    fields: set[str]
+    writer: str
+    probes: list[str]
+    readers: list[str]
+
+
+def contract() -> dict[str, Row]:
+    """EVENTS.md: each event's fields, the file that writes it, those that read it, and probes."""
+    row = r"^\| (\w+) \| (.*) \| (\w+) \|(?: ([\w, ]+))? \| (.*) \|$"
+    found = re.findall(row, EVENTS.read_text(), re.M)
     return {
-        event: (set(re.findall(r"`(\w+)`", fields)), writer, readers.split(", "))
-        for event, fields, writer, readers in rows
+        event: Row(set(re.findall(r"`(\w+)`", fields)), writer, probes.split(", "), by.split(", "))
+        for event, fields, writer, probes, by in found
     }
 
 
 def assert_contract_kept(folder: Path) -> None:
-    """Each event that a run has written has the fields that EVENTS.md names, and no other."""
-    known = {event: fields for event, (fields, _, _) in contract().items()}
+    """Each event that a run has written has the fields that EVENTS.md names, and no other, and was
+    written by a probe that it names."""
+    known = contract()
     for line in [line for file in folder.glob("*.jsonl") for line in file.open()]:
         event = json.loads(line)
-        fields = set(event) - {"e", "t"}
-        missing = known[event["e"]] - fields - {"indices", "given", "raw"}
+        row = known[event["e"]]
+        fields = set(event) - {"e", "t", "by"}
+        missing = row.fields - fields - {"indices", "given", "raw"}
         missing -= {"targets", "items", "shape"}
-        assert not missing and fields <= known[event["e"]], event
+        assert not missing and fields <= row.fields, event
+        assert event.get("by") in (None, *row.probes) or row.probes == [""], event
 
 
 def examined(

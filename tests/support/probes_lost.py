@@ -5,8 +5,9 @@ from pathlib import Path
 from doctor.checks import judge
 from doctor.findings import CHECKS, needs_of
 from doctor.ranks import ranks_of, read_events
-from doctor.recorder.probes import OF_HOROVOD, OF_SAFETENSORS, PROBES
+from doctor.recorder.probes import OF_HOROVOD, OF_SAFETENSORS, OF_TWO, PROBES
 from doctor.report import Report
+from doctor.without.changes import CHANGES
 
 # What goes with a probe: events, or fields that then have this value.
 NOTHING_TRAINED = {"step": {"passes": [], "learned": []}}
@@ -16,7 +17,7 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "collectives": (("collective", "lost"), {"step": {"exchanged": []}}),
     "join": (("join",), {}),
     "lost": (("lost",), {}),
-    "loader": ((), {"loader": {"at": None}}),
+    "loader_made": ((), {"loader": {"at": None}}),
     "pass": (("pass", "batch", "end", "drew"), NOTHING_TRAINED),
     "batch": (("batch", "end", "drew"), NOTHING_TRAINED),
     "indices": ((), {"batch": {"indices": None}}),
@@ -27,7 +28,7 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "backward": (("no_sync", "lost"), NOTHING_TRAINED),
     "gradients": (NO_STEP, {}),
     "step": (NO_STEP, {}),
-    "optimizer": ((), {"step": {"made": None}, "model": {"at": None}}),
+    "optimizer_made": ((), {"step": {"made": None}, "model": {"at": None}}),
     "restore": (("restored",), {}),
     "scheduler": (("scheduler",), {"step": {"schedules": []}}),
     "scale": ((), {"clip": {"scaled": False}}),
@@ -44,6 +45,8 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "horovod": (("rank", "collective"), {}),
 }
 NAMES = {probe.name for probe in (*PROBES, *OF_SAFETENSORS, *OF_HOROVOD)}
+COMPARED = {probe.name for probe in (*OF_TWO, *CHANGES)}  # where two runs are
+EVERY = NAMES | COMPARED
 
 
 def without(probe: str, events: list[dict]) -> list[dict]:

@@ -1,22 +1,17 @@
-"""What is recorded besides where two runs are compared."""
+"""What two runs are compared by: optimizers, frozen parameters and layers, by their names."""
 
 import math
-import os
 import re
-import sys
 import weakref
 
 import torch
 
-from ..recorder.figures import GROUPS, figures_of
-from ..recorder.hooks import Probe, hook
-from ..recorder.notes import NAMELESS, compares, notes
 from ..without import without
 from ..without.layers import frozen
+from .figures import GROUPS
+from .notes import NAMELESS, compares, notes
 
 MOST_TENSORS = 4000  # of an optimizer, and of a checkpoint: a figure for each
-LONGEST = 500  # of lists that are looked into: longer ones are states of random numbers, say
-MOST_LINES = 500
 # Names that wrappers put before those of a module.
 WRAPPERS = r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
 # Settings of an optimizer that change no result, or are compared in each step.
@@ -91,88 +86,3 @@ def note_layers(model: object, parameters: list) -> None:
 
 def is_part(place: object) -> bool:
     return not place.is_replicate()
-
-
-def note_autocast(_: object, autocast: object, *args: object) -> None:
-    if compares() and autocast._enabled and autocast.fast_dtype not in TOLD:
-        TOLD.add(autocast.fast_dtype)
-        notes.event("autocast", type=str(autocast.fast_dtype).removeprefix("torch."))
-
-
-TOLD = set()
-
-
-def saved(obj: object, file: object, *_: object, **__: object) -> None:
-    if not compares():
-        return
-    if is_folder(file):
-        notes.event("folder")
-        return
-    if not isinstance(file, str | os.PathLike) and not hasattr(file, "name"):
-        return  # into memory, on its way to another place
-    weigh()
-    tensors, numbers = {}, {}
-    collect(obj, "", tensors, numbers)
-    name = os.path.basename(os.fspath(file)) if isinstance(file, str | os.PathLike) else ""
-    name = name.removesuffix(".tmp")  # it is renamed when it is whole
-    found = list(tensors.items())[:MOST_TENSORS]
-    rows = {key: figures_of([tensor]).sum(0).tolist() for key, tensor in found}
-    notes.event("checkpoint", file=name, tensors=rows, numbers=numbers)
-
-
-def is_folder(file: object) -> bool:
-    """Whether torch.distributed.checkpoint writes: into its stream each tensor comes by itself."""
-    ours = type(file).__module__.startswith("torch.distributed.checkpoint.")
-    return ours or str(getattr(file, "name", "")).endswith(".distcp")  # the latter: torch 2.6
-
-
-def weigh() -> None:
-    """The weights of which something is saved or printed, in the process that trains them."""
-    from ..recorder.training import training  # which imports this file
-
-    if notes.first == os.getpid():
-        training.weigh_again()
-
-
-def collect(obj: object, name: str, tensors: dict, numbers: dict, depth: int = 0) -> None:
-    if isinstance(obj, torch.Tensor) and obj.is_floating_point():
-        tensors[plain(name)] = obj
-    elif isinstance(obj, int | float) and abs(obj) < 2**63:
-        numbers[plain(name)] = obj
-    elif isinstance(obj, dict | list | tuple) and depth < 4 and len(obj) <= LONGEST:
-        pairs = obj.items() if isinstance(obj, dict) else enumerate(obj)
-        for key, value in pairs:
-            inner = f"{name}.{key}" if name else str(key)
-            collect(value, inner, tensors, numbers, depth + 1)
-
-
-class Output:
-    """Whole lines of what the process prints."""
-
-    count = 0  # of all streams
-
-    def __init__(self) -> None:
-        self.begun = ""
-
-    def write(self, text: object, *_: object) -> None:
-        *lines, self.begun = (self.begun + str(text)).split("\n")
-        for line in lines:
-            line = line.rpartition("\r")[2].strip()  # before it: a bar, which is drawn again
-            if compares() and line and Output.count < MOST_LINES:
-                Output.count += 1
-                if re.search(r"\d", line):
-                    weigh()
-                notes.event("printed", text=line[:300])
-
-
-def watch_output(probe: str, _: object) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            hook(probe, stream, "write", Output().write)
-
-
-PROBES = (
-    Probe("printed", "sys.stdout", attach=watch_output),
-    Probe("checkpoint", "torch.serialization.save", saved, also="torch.save"),
-    Probe("autocast", "torch.amp.autocast_mode.autocast.__enter__", after=note_autocast),
-)
