@@ -12,6 +12,7 @@ from examined import examined_text
 from harness import ROOT
 
 from doctor import checks
+from doctor.against.comparison import singular
 from doctor.command import last_line
 from doctor.ranks import Rank
 from doctor.report import Report
@@ -174,3 +175,18 @@ def test_an_error_is_told_in_whole_words() -> None:
     assert len(told) <= 200 and told.endswith("several …")
     assert last_line("IndexError('x')") == "IndexError('x')"
     assert len(last_line("A" * 300)) > 100
+
+
+@pytest.mark.parametrize(
+    ("said", "better"),
+    [
+        ("gradients are 0.5 to 0.5 times as large in B", "gradients are 0.5 times as large in B"),
+        ("B 的梯度是 1.002 到 1.002 倍", "B 的梯度是 1.002 倍"),
+        ("第 1 步梯度不同（2 到 2 倍）：", "第 1 步梯度不同（2 倍）："),
+        ("1 to 1.11 times", "1 to 1.11 times"),
+        ("10.5 to 0.5 times", "10.5 to 0.5 times"),
+        ("in 1 steps\n1 steps", "in 1 step\n1 steps"),
+    ],
+)
+def test_numbers_of_a_sentence(said: str, better: str) -> None:
+    assert singular(said) == better
