@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import left
+from .before import METADATA, changed_since, digest, is_text
 
 STILL = 60  # seconds without an event: then a rank counts as waiting for ever
 WAITED = "[Tt]imed out|timeout|Connection (closed|reset)"  # errors of a rank that waited in vain
@@ -303,8 +303,9 @@ def read_ranks(folder: Path, stopped: float = float("inf"), cut: bool = False) -
 
 
 def left_by(processes: Iterable[list[dict]], folder: str) -> list[dict]:
-    """Files that were changed on this machine: path, bytes, text, seen (a process was seen to open
-    it), source (what was renamed to it); where two runs are compared also tensors and digest."""
+    """Files that were changed on this machine, of two runs without those that torch.save was seen
+    to write: path, bytes, text, seen (a process was seen to open it), source (what was renamed to
+    it); of two runs also tensors, numbers, whether it could be read, and digest."""
     events = [event for process in processes for event in process]
     mine = [e for e in events if e["e"] == "process" and e["host"] == socket.gethostname()]
     sources = {e["path"]: e["source"] for e in events if e["e"] == "opened"}
@@ -316,16 +317,31 @@ def left_by(processes: Iterable[list[dict]], folder: str) -> list[dict]:
             parent = os.path.dirname(path) if word.count(os.sep) else path
             below += [path if os.path.isdir(path) else parent]
     begun = min((e["t"] for e in mine), default=math.inf)
+    known = {e["path"] for e in events if e["e"] == "checkpoint" and e["tensors"]}
     found = []
-    for path, size in left.changed(folders, list(dict.fromkeys(below)), begun).items():
-        if path.startswith(folder):
+    paths = changed_since(begun, below, folders)
+    for path, size in paths.items():
+        whole = os.path.join(os.path.dirname(path), METADATA)
+        pieces = path.endswith(".distcp") and whole in paths
+        if path.startswith(folder) or pieces or known & {path, sources.get(path)}:
             continue
-        one = {"path": path, "bytes": size, "text": left.is_text(path)}
+        one = {"path": path, "bytes": size, "text": is_text(path)}
         one |= {"seen": path in sources, "source": sources.get(path, "")}
         if any(process["compared"] for process in mine):
-            one |= {"tensors": left.tensors_in(path), "digest": left.digest(path)}
+            one["tensors"], one["numbers"] = tensors_in(path)
+            one["read"] = bool(one["tensors"] or one["numbers"])
+            one["digest"] = digest(path)
         found.append(one)
     return found
+
+
+def tensors_in(path: str) -> tuple[dict, dict]:
+    """None where this Python has no torch."""
+    try:
+        from .tensors import read
+    except ImportError:
+        return {}, {}
+    return read(path)
 
 
 def to_last_step(events: list[dict]) -> list[dict]:

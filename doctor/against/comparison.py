@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from statistics import median
 
+from ..before import METADATA
 from ..checks.weights import apart, averages_weights
 from ..findings import FACTS, compares
 from ..recorder.notes import NAMELESS
@@ -22,6 +23,7 @@ from .drawn import unmatched
 from .runs import (
     Run,
     Samples,
+    left,
     moves,
     name_alike,
     of_own_share,
@@ -29,7 +31,6 @@ from .runs import (
     printed,
     read_alike,
     saved,
-    unread,
 )
 
 # Relative to the norm of a tensor. Right runs on 1 against 2 and 3 ranks, on CPUs, differed in
@@ -45,6 +46,7 @@ FAINT = 1e-7  # and as little of their size is what Adam's eps leaves of roundin
 PRINTED = 1e-3  # numbers further apart are shown; rounding may be the reason where it is coarse
 MOVES = 10  # so many times a difference that is seen may be one that is not
 UNREAD = ("saved:folder", "left")  # said, and no difference
+BOTH = " | "  # between a file of A and the one of B that is compared with it
 FEW = 4  # names, and pairs of printed lines
 
 
@@ -501,18 +503,26 @@ class Comparison:
     @compares("saved", "checkpoint files safetensors")
     def compare_saved(self) -> None:
         mine, theirs = map(saved, self.runs)
-        both = sorted(mine.keys() & theirs.keys())
-        self.compare_names(mine, theirs, {file for file, _ in both})
-        for file, step in both:
-            a, b = mine[file, step]["tensors"], theirs[file, step]["tensors"]
+        both = self.pairs(mine, theirs)
+        self.compare_names(mine, theirs, {part for file, *_ in both for part in file.split(BOTH)})
+        for file, step, one, other in both:
+            a, b = one["tensors"], other["tensors"]
             if a.keys() != b.keys():
                 self.say("differs", "saved:names", file=file, name=sorted(a.keys() ^ b.keys())[0])
                 return
+            if unlike := [name for name in a if a[name][2] != b[name][2]]:
+                shapes = {"mine": a[unlike[0]][2], "theirs": b[unlike[0]][2]}
+                parts = one["parts"] or other["parts"]
+                parts = parts or of_ranks(file, mine.keys() ^ theirs.keys())
+                kind = "skipped" if parts else "differs"
+                self.say(kind, "saved:shapes", step, file=file, name=unlike[0], **shapes)
+                return
             least = Counter()  # of the tensors of one part, such as the optimizer
-            for name, (norm, _) in a.items():
+            for name, (norm, *_) in a.items():
                 least[name.split(".")[0]] += SMALL * norm
             parts = {
-                name: apart(row, b[name], least[name.split(".")[0]]) for name, row in a.items()
+                name: apart(row[:2], b[name][:2], least[name.split(".")[0]])
+                for name, row in a.items()
             }
             size = max(parts.values(), default=0.0)
             level = max(self.rounding(), self.largest, self.faint)
@@ -523,25 +533,41 @@ class Comparison:
                 name = max(parts, key=parts.get)
                 self.say(kind, which, step, file=file, name=name, size=size)
                 return
-        if both and self.numbers:
-            self.say("same", "saved:same", files=listed(sorted({file for file, _ in both})))
-        self.compare_numbers([(file, mine[file, step], theirs[file, step]) for file, step in both])
+        if folders := {file: len(one["tensors"]) for file, _, one, _ in both if BOTH in file}:
+            files = [f"{file}: {count}" for file, count in folders.items()]
+            self.say("note", "saved:folder", files=listed(files))
+        files = sorted({file for file, _, one, _ in both if one["tensors"]})
+        if files and self.numbers:
+            self.say("same", "saved:same", files=listed(files))
+        self.compare_numbers(both)
+
+    def pairs(self, mine: dict, theirs: dict) -> list[tuple]:
+        """What both have saved after a step: under one name; or one of them in a file, and the
+        other one in a folder of torch.distributed.checkpoint."""
+        both = [(*key, mine[key], theirs[key]) for key in sorted(mine.keys() & theirs.keys())]
+        alone = mine.keys() ^ theirs.keys()
+        for step in sorted({step for _, step in alone}):
+            keys = [[key for key in alone if key in found and key[1] == step]
+                    for found in (mine, theirs)]  # fmt: skip
+            if [len(found) for found in keys] != [1, 1]:
+                continue
+            [[one], [other]] = keys
+            a, b = mine[one], theirs[other]
+            names = a["tensors"].keys() & b["tensors"].keys()
+            if names and a["path"].endswith(METADATA) != b["path"].endswith(METADATA):
+                a, b = ({**e, "tensors": {n: e["tensors"][n] for n in names}} for e in (a, b))
+                both.append((one[0] + BOTH + other[0], step, a, b))
+        return both
 
     def compare_left(self) -> None:
         """Files that are neither read nor the same, byte by byte."""
-        known = [saved(run) for run in self.runs]
-        both = {file for file, _ in known[0].keys() & known[1].keys()}
         mine, theirs = (
-            {one["name"]: one for one in unread(run, found) if one["name"] not in both}
-            for run, found in zip(self.runs, known, strict=True)
+            {one["name"]: one for one in left(run) if not one["read"]} for run in self.runs
         )
         alike = [n for n in mine if n in theirs and mine[n]["digest"] == theirs[n]["digest"]]
         rest = [
             one for found in (mine, theirs) for one in found.values() if one["name"] not in alike
         ]
-        folders = [any(rank.events["folder"] for rank in run.everyone) for run in self.runs]
-        if folders[0] != folders[1]:  # compare_names has told it
-            rest = [one for one in rest if not one["path"].endswith((".distcp", ".metadata"))]
         least = sum(self.two.of_model("sizes")) / 2  # bytes, of all ranks together
         large = {one["name"] for one in rest if one["bytes"] > least and not one["text"]}
         if large:
@@ -553,13 +579,8 @@ class Comparison:
         """Files that one run alone has saved, up to the last step that both have made."""
         last = min(run.steps() for run in self.runs) - (not all(run.ended() for run in self.runs))
         alone = []
-        pairs = ((self.one, mine, self.two), (self.two, theirs, self.one))
-        for run, found, other in pairs:
+        for run, found in zip(self.runs, (mine, theirs), strict=True):
             names = sorted({file for file, step in found if step <= last} - known)
-            if names and any(rank.events["folder"] for rank in other.everyone):
-                self.say("note", "saved:folder", run=run.label, other=other.label,
-                         files=listed(names))  # fmt: skip
-                continue
             alone += [f"{run.label}: {listed(names)}"] * bool(names)
         if alone:
             self.say("skipped", "saved:unpaired", files="; ".join(alone))
@@ -567,13 +588,12 @@ class Comparison:
     def compare_numbers(self, both: list) -> None:
         """Numbers beside the tensors: an epoch, a best score; but also a rank, or a time."""
         count, rows = 0, []
-        for file, *events in both:
+        for file, step, *events in both:
             a, b = (event["numbers"] for event in events)
             for name in (name for name in a if name in b):
                 count += 1
                 if not math.isclose(a[name], b[name], rel_tol=self.tolerance(), abs_tol=1e-12):
-                    place = f"{file}, step {events[0]['place']}"
-                    rows.append(f"\n    {place}: {name}: {a[name]:.6g} | {b[name]:.6g}")
+                    rows.append(f"\n    {file}, step {step}: {name}: {a[name]:.6g} | {b[name]:.6g}")
         if rows:
             self.say("note", "saved:numbers", count=len(rows), all=count, rows="".join(rows[:FEW]))
 
@@ -670,6 +690,12 @@ def alike(mine: list, theirs: list) -> bool:
         mine[1], theirs[1], rel_tol=1e-5, abs_tol=1e-5
     )
     return same and mine[0] == theirs[0]
+
+
+def of_ranks(file: str, alone: set[tuple]) -> bool:
+    """Whether one run alone has another file whose name differs in its number: a rank's part."""
+    names = {re.sub(r"\d+", "#", name) for name, _ in alone if name != file}
+    return re.sub(r"\d+", "#", file) in names
 
 
 def gathered(ratios: list[float], part: float) -> bool:

@@ -9,6 +9,7 @@ from itertools import accumulate, product, zip_longest
 from os.path import commonprefix
 from statistics import mode
 
+from ..before import METADATA
 from ..checks.data import most_padding
 from ..checks.teams import Teams
 from ..checks.weights import differ
@@ -268,36 +269,34 @@ def keyed(one: Pass) -> bool:
 
 
 def saved(run: Run) -> dict[tuple, dict]:
-    """File and step -> what is in it, of the rank that wrote it."""
+    """File and step -> what is in it, of the rank that wrote it; parts: other ranks have written
+    files of this name, too, in folders of their own."""
+    opened = [event for rank in run.everyone for event in rank.events["opened"]]
+    moved = {event["source"]: event["path"] for event in opened}
     found = {}
     for event in (event for rank in run.everyone for event in rank.events["checkpoint"]):
+        path = moved.get(event["path"], event["path"])
         if event["tensors"]:
-            found.setdefault((event["file"] or "torch.save", event["place"]), event)
+            first = found.setdefault((os.path.basename(path), event["place"]), event)
+            first["parts"] = first.get("parts") or first["path"] != event["path"]
     last = run.steps() if run.ended() else None
     wrote = {e["path"]: e["place"] for rank in run.everyone for e in rank.events["wrote"]}
-    for one in unread(run, found):
+    for one in left(run):
         step = wrote.get(one["source"] or one["path"], last)
-        if one["tensors"] and step is not None:
-            found[one["name"], step] = {**one, "numbers": {}, "place": step}
+        if one["read"] and step is not None:
+            found[one["name"], step] = {**one, "place": step, "parts": False}
     return found
 
 
-def unread(run: Run, known: dict) -> list[dict]:
-    """Files that a run has left, but for those that torch.save was seen to write; each with as much
-    of its path as tells it from the others."""
-    names = {file for file, _ in known}
-    streams = "torch.save" in names  # their contents were seen on the way
-    found = []
-    for one in run.first.events["left"]:
-        own = {os.path.basename(one[key]).removesuffix(".tmp") for key in ("path", "source")}
-        if own & names or (streams and not one["text"] and not one["tensors"]):
-            continue
-        found.append(one)
-    for one in found:
-        parts = one["path"].split(os.sep)
-        rest = [other["path"].split(os.sep) for other in found if other is not one]
+def left(run: Run) -> list[dict]:
+    """Other files that a run has left, each by as much of its path as tells it from the others; of
+    a folder in pieces one file speaks for all."""
+    found = run.first.events["left"]
+    paths = [one["path"].removesuffix(os.sep + METADATA).split(os.sep) for one in found]
+    for one, parts in zip(found, paths, strict=True):
+        ends = [other for other in paths if other is not parts]
         sizes = range(1, len(parts))
-        n = next((n for n in sizes if parts[-n:] not in [o[-n:] for o in rest]), len(parts))
+        n = next((n for n in sizes if parts[-n:] not in [o[-n:] for o in ends]), len(parts))
         one["name"] = os.sep.join(parts[-n:])
     return found
 

@@ -1,4 +1,5 @@
-"""What two runs are compared by: optimizers, frozen parameters and layers, by their names."""
+"""What two runs are compared by: optimizers, frozen parameters, layers and what is saved, by their
+names."""
 
 import math
 import re
@@ -8,10 +9,12 @@ import torch
 
 from ..without import without
 from ..without.layers import frozen
-from .figures import GROUPS
+from .figures import GROUPS, figures_of
 from .notes import NAMELESS, compares, notes
 
 MOST_TENSORS = 4000  # of an optimizer, and of a checkpoint: a figure for each
+LONGEST = 500  # of lists that are looked into: longer ones are states of random numbers, say
+DEEPEST = 8  # Lightning has moments of its optimizers in five dicts
 # Names that wrappers put before those of a module.
 WRAPPERS = r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
 # Settings of an optimizer that change no result, or are compared in each step.
@@ -86,3 +89,24 @@ def note_layers(model: object, parameters: list) -> None:
 
 def is_part(place: object) -> bool:
     return not place.is_replicate()
+
+
+def collect(obj: object, name: str, tensors: dict, numbers: dict, depth: int = 0) -> None:
+    """What a saved object holds."""
+    if getattr(getattr(obj, "dtype", None), "str", None) in ("<f2", "<f4", "<f8") and obj.shape:
+        obj = torch.tensor(obj)  # numpy's
+    if isinstance(obj, torch.Tensor) and obj.is_floating_point():
+        tensors[plain(name)] = obj
+    elif isinstance(obj, int | float) and abs(obj) < 2**63:
+        numbers[plain(name)] = obj
+    elif isinstance(obj, dict) or (isinstance(obj, list | tuple) and len(obj) <= LONGEST):
+        pairs = obj.items() if isinstance(obj, dict) else enumerate(obj)
+        for key, value in pairs if depth < DEEPEST else ():
+            inner = f"{name}.{key}" if name else str(key)
+            collect(value, inner, tensors, numbers, depth + 1)
+
+
+def row_of(tensor: torch.Tensor) -> list:
+    """Norm, weighted sample and shape of what this rank has of it."""
+    own = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return [*figures_of([own], 1)[0].tolist(), list(own.shape)]

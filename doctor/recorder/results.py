@@ -4,15 +4,11 @@ import os
 import re
 import sys
 
-import torch
-
-from .figures import figures_of
 from .hooks import hook
-from .named import MOST_TENSORS, plain
+from .named import MOST_TENSORS, collect, row_of
 from .notes import compares, notes
 from .training import training
 
-LONGEST = 500  # of lists that are looked into: longer ones are states of random numbers, say
 MOST_LINES = 500
 
 
@@ -26,39 +22,18 @@ TOLD = set()
 
 
 def saved(obj: object, file: object, *_: object, **__: object) -> None:
-    if not compares():
+    """What is written to a path, each time. What goes through memory is read from its file."""
+    name = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
+    if not compares() or not isinstance(name, str | os.PathLike):
         return
-    if is_folder(file):
-        notes.event("folder")
+    path = os.path.realpath(name)
+    if path.endswith(".distcp"):  # torch.distributed.checkpoint (2.6) writes each tensor by itself
         return
-    if not isinstance(file, str | os.PathLike) and not hasattr(file, "name"):
-        return  # into memory, on its way to another place
     training.weigh_again()
     tensors, numbers = {}, {}
     collect(obj, "", tensors, numbers)
-    name = os.path.basename(os.fspath(file)) if isinstance(file, str | os.PathLike) else ""
-    name = name.removesuffix(".tmp")  # it is renamed when it is whole
-    found = list(tensors.items())[:MOST_TENSORS]
-    rows = {key: figures_of([tensor]).sum(0).tolist() for key, tensor in found}
-    notes.event("checkpoint", file=name, tensors=rows, numbers=numbers)
-
-
-def is_folder(file: object) -> bool:
-    """Whether torch.distributed.checkpoint writes: into its stream each tensor comes by itself."""
-    ours = type(file).__module__.startswith("torch.distributed.checkpoint.")
-    return ours or str(getattr(file, "name", "")).endswith(".distcp")  # the latter: torch 2.6
-
-
-def collect(obj: object, name: str, tensors: dict, numbers: dict, depth: int = 0) -> None:
-    if isinstance(obj, torch.Tensor) and obj.is_floating_point():
-        tensors[plain(name)] = obj
-    elif isinstance(obj, int | float) and abs(obj) < 2**63:
-        numbers[plain(name)] = obj
-    elif isinstance(obj, dict | list | tuple) and depth < 4 and len(obj) <= LONGEST:
-        pairs = obj.items() if isinstance(obj, dict) else enumerate(obj)
-        for key, value in pairs:
-            inner = f"{name}.{key}" if name else str(key)
-            collect(value, inner, tensors, numbers, depth + 1)
+    rows = {key: row_of(tensor) for key, tensor in list(tensors.items())[:MOST_TENSORS]}
+    notes.event("checkpoint", path=path, tensors=rows, numbers=numbers)
 
 
 class Output:

@@ -151,6 +151,8 @@ DIVIDED = (
     '"model": model.state_dict(), ', "", *NO_CLIP,
 )  # fmt: skip
 
+WHOLE = (*DIVIDED, STEP, "        for p in head:\n            dist.all_reduce(p.grad)\n"
+         "            p.grad /= world_size\n" + STEP)  # fmt: skip
 TORCH_SAVE = (
     'torch.save({"model": model.state_dict(), "average": average.state_dict()}, "model.pt")'
 )
@@ -170,6 +172,25 @@ MOVED = (*SAFETENSORS[:3], "save_file(model.state_dict(), 'a.safetensors')\n"
          "        subprocess.run(['mv', 'a.safetensors', 'b.safetensors'])")  # fmt: skip
 TWICE = (*SAFETENSORS[:3], "save_file(average.state_dict(), 'model.safetensors')\n"
          "        save_file(model.state_dict(), 'model.safetensors')")  # fmt: skip
+# The file is written from memory, as Lightning does it.
+MEMORY = (
+    "import copy\n", "import copy, io, pickle\nfrom pathlib import Path\n",
+    TORCH_SAVE, "content = model.state_dict()\n        torch.save(content, kept := io.BytesIO())\n"
+    "        Path('model.ckpt').write_bytes(kept.getvalue())",
+)  # fmt: skip
+PICKLED = (*MEMORY, "torch.save(content, kept := io.BytesIO())",
+           "kept = io.BytesIO(pickle.dumps([content, Exception()]))")  # fmt: skip
+HALF = ("content = model.state_dict()",
+        "content = {k: v / world_size for k, v in model.state_dict().items()}")  # fmt: skip
+# Of a model under FSDP: each rank's pieces, by all; what rank 0 has; or that of each.
+FOLDER = (
+    *WHOLE, '        torch.save({"average": average.state_dict()}, "model.pt")',
+    "    content = model.state_dict()\n"
+    "    torch.distributed.checkpoint.save(content, checkpoint_id=f'step{epoch}')",
+    "import copy\n", "import copy\n\nimport torch.distributed.checkpoint\n",
+)  # fmt: skip
+PART = (*WHOLE, '"average": average.state_dict()', '"model": model.state_dict()')
+OF_EACH = (*PART, "        torch.save(", "    torch.save(", '"model.pt"', 'f"model{rank}.pt"')
 FROZEN = ("nn.Linear(16, 4))\n", "nn.Linear(16, 4), nn.Linear(4, 4).requires_grad_(False))\n")
 # An average of the weights that is a part of the model.
 INSIDE = (
@@ -338,8 +359,20 @@ KINDS = {
                                                  "printed"),
     "an average that begins late": (
         (AVERAGE, "            step < world_size - 1 or mean.data.lerp_",
-         '"model.pt")', '"model.pt" + (world_size - 1) * ".tmp")'), "saved"),
+         '"model.pt")', '"model.pt" + (world_size - 1) * "7")\n'
+         "        world_size > 1 and __import__('os').replace('model.pt7', 'model.pt')"), "saved"),
     "another file": (('"model.pt")', 'f"model{world_size}.pt")'), "saved:unpaired"),
+    "half of the weights, from memory": ((*MEMORY, *HALF), "saved"),
+    "half of the weights, in a pickle": ((*PICKLED, *HALF), "saved"),
+    "half of the weights, in a folder": ((*FOLDER, *HALF), "saved"),
+    "what rank 0 has of them": (PART, "saved:shapes"),
+    "what rank 0 has of them, from memory": (
+        (*PART, *MEMORY[:2], 'torch.save({"model": model.state_dict()}, "model.pt")', MEMORY[3]),
+        "saved:shapes"),
+    "a file of each rank": (OF_EACH, "saved:unpaired"),
+    "a file of each rank, in a folder of its own": (
+        (*OF_EACH, 'f"model{rank}.pt"', 'f"{rank}/model.pt"',
+         "average = copy", "__import__('os').mkdir(f'{rank}')\naverage = copy"), "saved:shapes"),
     "the mean of the ranks' accuracies": (
         (REDUCE, "    totals /= totals[1].clone()\n    dist.all_reduce(totals)\n"), "printed"),
     "the accuracy of rank 0's share": ((REDUCE, ""), "printed"),
@@ -474,6 +507,8 @@ SAME = {
     "by a worker": BY_WORKER,
     "moved by a shell": MOVED,
     "written within a second": TWICE,
+    "from memory": MEMORY,
+    "in a pickle": PICKLED,
     "frozen weights": FROZEN,
     "an average in the model": INSIDE,
     "a restart": RESTARTED,
@@ -536,9 +571,8 @@ dist.init_process_group(""",
         "        if epoch or world_size > 1:\n"
         "            print(f'Epoch {epoch}: 100%|####| {n}/{n} {time}{epoch + 3}]')\n"
         "        for points, targets, _ in val_loader:"),
-    "a layer that is whole beside parts, averaged": (
-        *DIVIDED, STEP, "        for p in head:\n            dist.all_reduce(p.grad)\n"
-        "            p.grad /= world_size\n" + STEP),
+    "a layer that is whole beside parts, averaged": WHOLE,
+    "in a folder": FOLDER,
     "groups in another order": (
         OPTIMIZER, 'torch.optim.AdamW([{"params": body}, {"params": head, "lr": 0.02}]'
         "[:: 1 if world_size == 1 else -1], lr=0.01)"),

@@ -1,7 +1,11 @@
 """Checked means looked at: what several ranks write by whatever library, and programs in which a
 check once looked at nothing. Each with its right twin."""
 
-import struct
+import os
+import pickle
+import runpy
+from argparse import Namespace
+from collections import OrderedDict
 from pathlib import Path
 
 import faults
@@ -10,8 +14,10 @@ import pytest
 import torch
 from crew import Crew
 from examined import assert_all_ran, examined_text
+from safetensors.torch import save_file
 
-from doctor import left
+from doctor.recorder.named import row_of
+from doctor.tensors import read
 
 LOSS = "        loss = nn.functional.cross_entropy(ddp(images), targets)\n"
 STEP = "        optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()\n"
@@ -122,25 +128,95 @@ def test_reduced_after_each_part(each: bool, crew: Crew, tmp_path: Path) -> None
     assert "no_sync" in report.checked
 
 
-def test_tensors_in_files(tmp_path: Path) -> None:
-    """Of safetensors and of numpy, read without them: their norm and a weighted sample."""
-    numbers = [1.0, -2.0, 3.5]
-    for name, dtype in (("F64", "d"), ("F32", "f"), ("F16", "e")):
-        data = struct.pack(f"<3{dtype}", *numbers)
-        header = f'{{"a": {{"dtype": "{name}", "shape": [3], "data_offsets": [0, {len(data)}]}}}}'
-        file = tmp_path / "a.safetensors"
-        file.write_bytes(struct.pack("<Q", len(header)) + header.encode() + data)
-        assert left.tensors_in(str(file)) == {"a": [pytest.approx(17.25**0.5), 1 - 4 + 10.5]}
-    bits = torch.tensor(numbers, dtype=torch.bfloat16).view(torch.int16).tolist()
-    data = struct.pack("<3h", *bits)
-    header = '{"a": {"dtype": "BF16", "shape": [3], "data_offsets": [0, 6]}}'
-    file.write_bytes(struct.pack("<Q", len(header)) + header.encode() + data)
-    assert left.tensors_in(str(file)) == {"a": [pytest.approx(17.25**0.5), 1 - 4 + 10.5]}
-    file.write_bytes(struct.pack("<Q", len(header)) + header.encode() + data[:3])  # cut off
-    assert left.tensors_in(str(file)) is None
-    numpy.save(tmp_path / "b.npy", numpy.array([numbers]))
-    numpy.savez(tmp_path / "c.npz", b=numpy.array(numbers))
-    assert left.tensors_in(str(tmp_path / "b.npy")) == {"": [pytest.approx(17.25**0.5), 7.5]}
-    assert left.tensors_in(str(tmp_path / "c.npz")).keys() == {"b.npy"}
-    (tmp_path / "d.txt").write_text("123456789 is no length")
-    assert left.tensors_in(str(tmp_path / "d.txt")) is None
+class Odd:
+    """Of a program that the doctor cannot import."""
+
+    def __init__(self) -> None:
+        self.weights = torch.ones(3)
+
+
+def test_tensors_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has written them, and whatever lies beside them."""
+    numbers = torch.tensor([[1.0, -2.0, 3.5], [0.5, 0.25, 8.0]])
+    kinds = torch.float64, torch.float32, torch.float16, torch.bfloat16
+    tensors = {str(kind): numbers.to(kind) for kind in kinds}
+    views = {"t": numbers.t(), "part": numbers[:, 1:], "none": torch.zeros(0, 3)}
+    last = torch.arange(120.0).reshape(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    content = {
+        "model": OrderedDict(tensors | views, last=last, p=torch.nn.Parameter(numbers)),
+        "optimizer": [{"state": [{0: {"moment": numbers}}]}], "best": numpy.float64(0.5),
+        "step": 3, "odd": Odd(), "random": torch.get_rng_state(), "set": {1}, "all": [*range(999)],
+        "array": numbers.numpy(), "kind": torch.float32, "module.n": Namespace(n=1),
+    }  # fmt: skip
+    wanted = {f"model.{name}": tensor for name, tensor in content["model"].items()}
+    wanted |= {"optimizer.0.state.0.0.moment": numbers, "array": numbers}
+    wanted = {name: row_of(tensor) for name, tensor in wanted.items()}
+    file = tmp_path / "file"
+    torch.save(content, file)
+    writers = {
+        "torch": lambda: torch.save(content, file),
+        "old torch": lambda: torch.save(content, file, _use_new_zipfile_serialization=False),
+        **{
+            f"pickle {n}": lambda n=n: file.write_bytes(pickle.dumps(content, n)) for n in (2, 4, 5)
+        },
+    }
+    for name, write in writers.items():
+        write()
+        with monkeypatch.context() as patch:
+            patch.delattr(f"{__name__}.Odd")
+            assert read(str(file)) == (wanted, {"best": 0.5, "step": 3}), name
+    save_file(tensors, file)
+    assert read(str(file))[0] == {name: row_of(tensor) for name, tensor in tensors.items()}
+    whole = file.read_bytes()
+    for damaged in (whole[:-1], b"123456789 is no length", b"", b"\x80 no pickle", b"PK no zip"):
+        file.write_bytes(damaged)
+        assert read(str(file)) == ({}, {})
+    numpy.save(tmp_path / "b.npy", numbers.numpy())
+    numpy.savez(tmp_path / "c.npz", b=numbers.numpy(), names=numpy.array(["a"]))
+    assert read(str(tmp_path / "b.npy"))[0] == {"": row_of(numbers)}
+    assert read(str(tmp_path / "c.npz"))[0] == {"b": row_of(numbers)}
+
+
+def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
+    """As one that somebody else has made."""
+
+    class Evil:
+        def __reduce__(self) -> tuple:
+            return Path.touch, (tmp_path / "ran",)
+
+    torch.save({"evil": Evil(), "weight": torch.ones(2)}, tmp_path / "model.pt")
+    assert read(str(tmp_path / "model.pt"))[0].keys() == {"weight"}
+    assert not (tmp_path / "ran").exists()
+
+
+PIECES = """
+import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+dist.init_process_group("gloo")
+mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+whole = torch.arange(35.0).reshape(5, 7)
+parts = {str(n): distribute_tensor(whole, mesh, [Shard(n)]) for n in (0, 1)}
+dcp.save({"model": parts | {"whole": whole}, "rate": 0.1}, checkpoint_id="folder")
+dist.get_rank() or torch.save(parts, "part.pt")
+dist.destroy_process_group()
+"""
+
+
+def run_there(folder: str, script: str) -> None:
+    """In a crew member."""
+    os.chdir(folder)
+    runpy.run_path(script, run_name="__main__")
+
+
+def test_pieces_of_ranks(crew: Crew, tmp_path: Path) -> None:
+    """What torch.distributed.checkpoint has written is put together, however ranks divide it; a
+    rank's own file has its part."""
+    (tmp_path / "pieces.py").write_text(PIECES)
+    crew.run(run_there, str(tmp_path), "pieces.py", world_size=2)
+    row = row_of(torch.arange(35.0).reshape(5, 7))
+    found, numbers = read(str(tmp_path / "folder/.metadata"))
+    assert found == {f"model.{name}": row for name in ("0", "1", "whole")}
+    assert numbers == {"rate": 0.1}
+    shapes = [shape for *_, shape in read(str(tmp_path / "part.pt"))[0].values()]
+    assert shapes == [[3, 7], [5, 4]]
