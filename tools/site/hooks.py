@@ -151,6 +151,8 @@ def example(depth: int, repo: str, name: re.Match) -> str:
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     output = named(output, page.file.src_uri.partition("/")[0])
     output = with_markdown(output, page, config)
+    if HOME in output:  # its address says what is chosen: scrolling would put a heading there
+        output = output.replace('"navigation.tracking", ', "", 1)
     # On a phone they scroll to the side: by the keyboard, too.
     output = output.replace('class="tabbed-labels"', 'class="tabbed-labels" tabindex="0"')
     # What the doctor prints in capitals or begins with; the colour of a mistake is for mistakes.
