@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import signal
 import sys
 import zlib
@@ -30,6 +31,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Here, as pytest-xdist shows a mistake of the collection as a traceback.
+    part_of(config.getoption("part"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A chapter whose library is not here is skipped, in every table of chapters; and so is 08
     where torch has no fully_shard for CPUs."""
@@ -47,11 +53,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(needs)
 
 
+def part_of(text: str) -> tuple[int, int]:
+    part, parts = map(int, re.fullmatch(r"(\d+)/(\d+)|.*", text).groups("0"))
+    if not 1 <= part <= parts:
+        raise pytest.UsageError(f"--part {text}: which of how many, such as 3/10")
+    return part, parts
+
+
 def take_part(config: pytest.Config, items: list[pytest.Item]) -> None:
     """--part 3/10 takes a tenth, by the names of tests: a new test moves no other one."""
-    part, parts = map(int, config.getoption("part").split("/"))
-    if not 1 <= part <= parts:
-        raise pytest.UsageError(f"--part {part}/{parts}: from 1/{parts} to {parts}/{parts}")
+    part, parts = part_of(config.getoption("part"))
     mine, others = [], []
     for item in items:
         is_mine = zlib.crc32(item.nodeid.encode()) % parts == part - 1

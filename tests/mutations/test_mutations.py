@@ -1,6 +1,7 @@
 """Break every protection on purpose, and see a test go red.
 
 python -m pytest tests/mutations -m proof -k set_epoch  # those whose name holds the word
+python -m pytest tests/mutations --touched main  # those that a change since main touches
 """
 
 import ast
@@ -44,6 +45,33 @@ def test_every_patch_still_fits() -> None:
             ast.parse(found[changed[0]])
         file, test = mutation.test.partition("[")[0].split("::")
         assert f"def {test}(" in (ROOT / file).read_text(), mutation.test
+
+
+def test_a_part_that_is_none(pytestconfig: pytest.Config) -> None:
+    part_of = pytestconfig.pluginmanager.getplugin(f"{ROOT}/tests/conftest.py").part_of
+    assert part_of("3/10") == (3, 10)
+    for text in ("3", "0/10", "11/10", "a tenth", ""):
+        with pytest.raises(pytest.UsageError, match="which of how many, such as 3/10"):
+            part_of(text)
+
+
+def test_touched(pytestconfig: pytest.Config) -> None:
+    """--touched: by a line of what is patched, by one of its test, and by the patch itself."""
+    touched = pytestconfig.pluginmanager.getplugin(f"{ROOT}/tests/mutations/conftest.py").touched
+
+    def names(file: str, words: str, before: list = MUTATIONS) -> set[str]:
+        lines = (ROOT / file).read_text().splitlines()
+        [at] = [number for number, line in enumerate(lines, 1) if words in line]
+        diff = f"--- a/{file}\n+++ b/{file}\n@@ -{at},7 +{at} @@ where\n-old\n+new\n"
+        return {mutation.name for mutation in touched(diff, before)}
+
+    assert names("07_dist_eval/main.py", "dist.all_reduce(pairs)") == {
+        "the all-reduce of the confusion matrix"
+    }
+    assert "the rank in the seed" in names(
+        "tests/chapters/test_sampling.py", "def test_dropout_differs("
+    )
+    assert names("README.md", "make proof", MUTATIONS[1:]) == {MUTATIONS[0].name}
 
 
 @pytest.fixture(scope="session")
