@@ -6,7 +6,7 @@ import json
 import re
 import tokenize
 from collections.abc import Collection
-from functools import cache
+from functools import cache, cached_property
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -63,7 +63,15 @@ class Source:
         self.language = LANGUAGES.get(suffix, "text")
         self.lines = text.splitlines()
         self.tree = ast.parse(text if suffix == ".py" else "")  # empty if it is not Python
-        self.tokens = coloured(text, self.language)
+
+    @cached_property
+    def tokens(self) -> list[Tokens]:
+        return coloured(self.text, self.language)
+
+    @cached_property
+    def statements(self) -> list[ast.stmt]:
+        """Outer ones first."""
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.stmt)]
 
     def comments(self) -> dict[int, str]:
         """What is said on a line: a comment, or a line of a docstring's first paragraph."""
@@ -138,8 +146,8 @@ class Source:
         """The lines of the smallest statement around a line; block: with the body below, if the
         line is the head of one."""
         best = (number, number)
-        for node in ast.walk(self.tree):
-            if not isinstance(node, ast.stmt) or not node.lineno <= number <= node.end_lineno:
+        for node in self.statements:
+            if not node.lineno <= number <= node.end_lineno:
                 continue
             inner = [s for name in ("body", "orelse", "finalbody") for s in getattr(node, name, [])]
             last = node.end_lineno
@@ -193,6 +201,7 @@ def read(path: str) -> Source:
     return Source(path, file.read_text(encoding="utf-8"))
 
 
+@cache
 def translated(source: Source, language: str) -> Source:
     """The same code with the comments of comments.LANGUAGE.json beside it, if there is one. Those
     of all minimal.py are in docs/examples: a chapter's folder holds what is copied, no more."""
