@@ -1,6 +1,7 @@
 """Findings and what could not be checked, in the words of one language (words/)."""
 
 import configparser
+import functools
 import os
 import pkgutil
 import re
@@ -15,6 +16,7 @@ from .findings import HANG, NOTE, WRONG, kind_of
 LANGUAGES = ("en", "zh")
 
 
+@functools.cache
 def read_words(language: str) -> dict[str, list[str]]:
     """Name -> its lines in the language's file."""
     text = pkgutil.get_data(__package__, f"words/{language}.txt").decode()

@@ -4,14 +4,16 @@ shows the idea. And they train: each as 02's does."""
 import ast
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from harness import HOROVOD, ROOT, SLURM, Result, run_short
+from harness import HOROVOD, ROOT, SLURM, run_short
 from slurm import shared_cluster
 from tiers import table
 from torch import nn
+from warm import run_warm
 
 from tools.site.approaches import CHAPTERS, HUB, ROWS, SINGLE, lines_of, minimal
 
@@ -77,7 +79,15 @@ def test_comments(chapter: str) -> None:
 
 
 # ---- they train ----
-def launched(chapter: str, folder: Path) -> Result:
+def trained(chapter: str, folder: Path) -> list[str]:
+    """In warm processes, as torchrun would: what they say, by rank."""
+    folder.mkdir(exist_ok=True)
+    codes, said, errors = run_warm([ROOT / minimal(chapter)], folder, 2, cwd=folder)
+    assert codes == [0, 0], errors
+    return "".join(said).splitlines()
+
+
+def launched(chapter: str, folder: Path) -> list[str]:
     """As its docstring says, on two processes, in a folder of its own."""
     folder.mkdir(exist_ok=True)
     path = minimal(chapter)
@@ -92,7 +102,7 @@ def launched(chapter: str, folder: Path) -> Result:
     }
     done = run_short(command, folder, env=env)
     assert done.returncode == 0, done.output
-    return done
+    return done.said
 
 
 def evaluated(folder: Path) -> str:
@@ -108,21 +118,27 @@ def evaluated(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(HUB)
-    launched(HUB, folder)
+    trained(HUB, folder)  # test_site_commands.py launches it
     assert evaluated(folder) > "accuracy 85"  # it learns
     return folder
 
 
 @pytest.mark.xdist_group("minimal")
-@pytest.mark.parametrize("chapter", table([name for name in DIFFERS if name != HUB], ["08_fsdp2"]))
-def test_trains_as_02(chapter: str, hub: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("chapter", "how"),
+    table(
+        [*((name, launched) for name in DIFFERS if name != HUB), ("08_fsdp2", trained)],
+        [("08_fsdp2", trained)],
+    ),
+)
+def test_trains_as_02(chapter: str, how: Callable, hub: Path, tmp_path: Path) -> None:
     """On two processes each ends with 02's weights, 04 with nearly these; on one process, where
     other images meet in a batch, 01 with those of the script for one GPU. Evaluation is exact."""
     if chapter == SLURM and not shared_cluster():
         pytest.skip("needs Slurm as root: sudo tools/mini_slurm.sh install")
     if chapter == HOROVOD:
         pytest.importorskip("horovod", reason="PYTHON=python bash 05_horovod/install.sh")
-    said = launched(chapter, tmp_path).said
+    said = how(chapter, tmp_path)
     alone = chapter in (SINGLE, "01_dataparallel")
     if alone:
         launched(SINGLE, hub := tmp_path / "single")

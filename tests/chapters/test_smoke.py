@@ -1,5 +1,6 @@
 """Every chapter, copied alone into an empty folder and launched as its docstring says: on generated
-images, then on JPEG files."""
+images, then on JPEG files. `make test` launches one for each launcher, and the others that torchrun
+starts train in warm processes: what only a launch shows, they share with 02."""
 
 import os
 import shutil
@@ -14,6 +15,7 @@ from harness import (
     CHAPTERS,
     CHECKPOINT_KEYS,
     HOROVOD,
+    LAUNCHED_BY_TORCHRUN,
     OWN_KEYS,
     ROOT,
     STRICT,
@@ -25,8 +27,9 @@ from harness import (
     rows,
     run,
 )
+from tiers import but
 
-pytestmark = pytest.mark.smoke
+AS_HUB = [chapter for chapter in LAUNCHED_BY_TORCHRUN if chapter != "02_distributed"]
 WORLD_SIZE = default_processes()
 # Cheap to train and to save. (resnet18 learns in fewer steps, but a launch of it took half as much
 # CPU time again: 22.9 against 15.5 seconds, 2 ranks on 2 cores, torch 2.15.)
@@ -35,6 +38,9 @@ SIZE = ["--arch", "shufflenet_v2_x0_5", "--image-size", "32"]
 # peak rate, --lr times batch / 256, stays what these few steps learn with: 0.025.
 BATCH = 16 * max(WORLD_SIZE, 2)
 SIZE += ["--lr", 0.025 * 256 / BATCH]
+IMAGES = 20 * BATCH + 3  # the last 3 of an epoch fill no batch
+TRAIN = ["--synthetic", IMAGES, *SIZE, "--batch-size", BATCH, "--print-freq", 8, "--seed", 3]
+TRAIN += ["--epochs", 2, "--workers", 1]
 # An evaluation at another batch size, or on one GPU in place of many, adds up in another order.
 # fp32 has 23 bits after the leading one, TF32 10 and bf16 7: in these two a sum in another
 # order moves logits enough for guesses to tie or change. What is compared is computed in fp32
@@ -72,7 +78,8 @@ def go_on(chapter: str, argv: list, processes: int, crew: Crew, script: Path) ->
         assert answer["exit"] is None, answer
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
+@pytest.mark.smoke
+@pytest.mark.parametrize("chapter", but(CHAPTERS, AS_HUB))
 def test_trains_resumes_and_evaluates(
     chapter: str, tmp_path: Path, ten_classes: Path, crew: Crew
 ) -> None:
@@ -86,14 +93,28 @@ def test_trains_resumes_and_evaluates(
     script = tmp_path / chapter / "main.py"
     script.parent.mkdir()
     shutil.copy(ROOT / chapter / "main.py", script)
-    images = 20 * BATCH + 3  # the last 3 of an epoch fill no batch
-    argv = ["--synthetic", images, *SIZE, "--batch-size", BATCH, "--print-freq", 8, "--seed", 3]
-    argv += ["--epochs", 2, "--workers", 1]
-    first = run(command_for(chapter, argv, WORLD_SIZE, script), script.parent, env=STRICT)
+    first = run(command_for(chapter, TRAIN, WORLD_SIZE, script), script.parent, env=STRICT)
     assert first.returncode == 0, first.output
     assert not [line for line in first.lines("DeprecationWarning") if "/torch" in line]
-
+    assert "destroy_process_group" not in first.stderr, first.stderr
     run_dir = script.parent / "runs" / chapter  # the default
+    assert_trains_resumes_and_evaluates(chapter, first.said, run_dir, ten_classes, crew, script)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on GPUs `make smoke` launches these, too")
+@pytest.mark.parametrize("chapter", AS_HUB)
+def test_trains_when_warm(chapter: str, tmp_path: Path, ten_classes: Path, crew: Crew) -> None:
+    argv = [str(word) for word in (*TRAIN, "--output-dir", tmp_path / "run")]
+    answers = crew.run(call_main, chapter, argv, world_size=WORLD_SIZE)
+    assert not [answer["exit"] for answer in answers if answer["exit"]], answers
+    said = [line for answer in answers for line in answer["stdout"].splitlines()]
+    script = ROOT / chapter / "main.py"
+    assert_trains_resumes_and_evaluates(chapter, said, tmp_path / "run", ten_classes, crew, script)
+
+
+def assert_trains_resumes_and_evaluates(
+    chapter: str, said: list[str], run_dir: Path, ten_classes: Path, crew: Crew, script: Path
+) -> None:
     (start,) = rows(run_dir, "start")
     assert start.get("world_size", 1) == (1 if chapter == "01_dataparallel" else WORLD_SIZE)
     assert (start["epoch"], start["steps_per_epoch"]) == (0, 20)
@@ -104,13 +125,12 @@ def test_trains_resumes_and_evaluates(
     assert places == [(0, 8), (0, 16), (0, 20), (1, 8), (1, 16), (1, 20)]
     assert train[-1]["loss"] < 0.6 * train[0]["loss"], [row["loss"] for row in train]
     assert all(row["images_per_second"] > 0 and row["lr"] > 0 for row in train)
-    assert [(row["epoch"], row["images"]) for row in evals] == [(0, images // 4), (1, images // 4)]
+    assert [(row["epoch"], row["images"]) for row in evals] == [(0, IMAGES // 4), (1, IMAGES // 4)]
     assert rows(run_dir, "end")[0]["best_acc1"] == max(row["acc1"] for row in evals)
     # Rank 0 alone speaks: every event is printed once.
     for event in ("start", "train", "eval", "end"):
-        lines = [line for line in first.said if line.startswith(f"{event}  ")]
-        assert len(lines) == len(rows(run_dir, event)), first.output
-    assert "destroy_process_group" not in first.stderr, first.stderr
+        lines = [line for line in said if line.startswith(f"{event}  ")]
+        assert len(lines) == len(rows(run_dir, event)), said
 
     for name in ("checkpoint.pt", "best.pt"):
         state = load_state(run_dir / name)
@@ -122,12 +142,12 @@ def test_trains_resumes_and_evaluates(
     assert state["model_name"] == f"{SIZE[1]} with 10 classes"
     assert not list(run_dir.glob("*.tmp"))
 
-    again = ["--data", ten_classes, *argv[2:], "--epochs", 3, "--resume"]
+    again = ["--data", ten_classes, *TRAIN[2:], "--epochs", 3, "--resume"]
     again += ["--output-dir", run_dir, *AS_OTHERS.get(chapter, [])]
     ranks = 1 if chapter == "01_dataparallel" and not torch.cuda.is_available() else WORLD_SIZE
     go_on(chapter, again, ranks, crew, script)
     assert rows(run_dir, "start")[1]["epoch"] == 2
-    assert [row["images"] for row in rows(run_dir, "eval")] == [images // 4, images // 4, 19]
+    assert [row["images"] for row in rows(run_dir, "eval")] == [IMAGES // 4, IMAGES // 4, 19]
     assert [row["step"] for row in rows(run_dir, "train")[6:]] == [2]
 
     before = events(run_dir)

@@ -40,7 +40,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from doctor import checks
 from doctor.checks.evaluation import counted
 from doctor.checks.randomness import equal_stream
-from doctor.command import NAMES, check_line
+from doctor.command import NAMES, check_line, parse_args
 from doctor.findings import KINDS, SEVERITIES
 from doctor.ranks import Pass, Rank, ranks_of
 from doctor.recorder.contents import contents, fingerprint
@@ -352,19 +352,18 @@ TORCHRUN = [
 ONE_RANK = [*TORCHRUN[:-1], "1"]  # where the job's other ranks would show no more
 
 
-def test_bad_use(tmp_path: Path) -> None:
-    (tmp_path / "plain.py").write_text("print(1)\n")
-    (tmp_path / "broken.py").write_text("import torch\nimport no_such_module\n")
-    for words, line in {
-        (
-            "--json",
-            "no/folder/v.json",
-            "true",
-        ): "--json no/folder/v.json: no file can",
+def test_bad_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """What no command is started for."""
+    monkeypatch.chdir(tmp_path)
+    Path("plain.py").write_text("print(1)\n")
+    said = {
+        ("--json", "no/folder/v.json", "true"): "--json no/folder/v.json: no file can",
         ("--json", "plain.py", "true"): "--json plain.py: this file would be overwritten; type",
         ("--json", "/proc/v.json", "true"): "--json /proc/v.json: no file can be written there",
+        ("--json", ".", "true"): "--json .: no file can be written there",
         ("",): "no command: type your launch line after it",
-        ("false",): "it ended with status 1, and had not used torch by then",
         ("--steps", "-1", "true"): "--steps and --seconds are numbers above 0",
         ("--seconds", "nan", "true"): "--steps and --seconds are numbers above 0",
         (): "no command: type your launch line after it",
@@ -374,8 +373,27 @@ def test_bad_use(tmp_path: Path) -> None:
         ("--against", "", "true"): "--against: no command: type a launch line in quotes",
         ("--against", "x", "--without", "noise", "true"): "--without: noise: no such part; there",
         ("--explain", "same_ordr"): "argument --explain: same_ordr: no such finding",
-        ("no-such-program", "x"): "cannot be started: no-such-program: No such file or directory",
-        (sys.executable, "plain.py"): "ended with status 0, and no Python process of it has used",
+    }
+    for words, line in said.items():
+        monkeypatch.setattr(sys, "argv", [str(TOOL[1]), "--lang", "en", *words])
+        with pytest.raises(SystemExit) as ended:
+            parse_args()
+        error = capsys.readouterr().err
+        assert ended.value.code == 2 and "Traceback" not in error, (words, error)
+        assert line in error.splitlines()[-1], (words, error)
+
+
+def test_a_command_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("print(1)\n")
+    (tmp_path / "broken.py").write_text("import torch\nimport no_such_module\n")
+    for words, line in {
+        (
+            "--lang",
+            "en",
+            "no-such-program",
+            "x",
+        ): "cannot be started: no-such-program: No such",
+        ("--lang", "en", "false"): "it ended with status 1, and had not used torch by then",
         ("--lang", "zh", sys.executable, "plain.py"): "没有一个 Python 进程用过 torch",
         (sys.executable, "broken.py"): "optimizer was used: status 1, ModuleNotFoundError(",
     }.items():

@@ -231,6 +231,7 @@ def test_a_mistake_of_its_kind(
             shown(task, language, lines[begin:end])
 
 
+@pytest.mark.proof
 def test_batches_that_are_fetched_in_groups_are_all_compared(crew: Crew, tmp_path: Path) -> None:
     """A run that is stopped in its first epoch, with batches that nothing was learned from."""
     line = "        while group := list(islice(batches, ACCUMULATE)):\n"
