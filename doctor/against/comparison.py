@@ -47,6 +47,7 @@ PRINTED = 1e-3  # numbers further apart are shown; rounding may be the reason wh
 MOVES = 10  # so many times a difference that is seen may be one that is not
 UNREAD = ("saved:folder", "left")  # said, and no difference
 BOTH = " | "  # between a file of A and the one of B that is compared with it
+ENDS = ("resumed:without", "resumed:unknown")  # nothing can be compared
 FEW = 4  # names, and pairs of printed lines
 
 
@@ -95,7 +96,7 @@ class Comparison:
         self.seen.append(Seen(kind, which, *texts, step=step, values=values))
 
     def parted(self) -> bool:
-        return any(seen.kind == "differs" for seen in self.seen)
+        return any(seen.kind == "differs" or seen.name in ENDS for seen in self.seen)
 
     def status(self) -> int:
         kinds = {seen.kind for seen in self.seen}
@@ -183,8 +184,9 @@ class Comparison:
             self.numbers = False
             self.say("skipped", "numbers:names" if nameless else "numbers:together")
             return
-        if other:
+        if other and not self.resumed(theirs):
             self.say("differs", "start", count=len(other), all=len(mine), names=few(other))
+        if self.parted():
             return
         self.equal.add(0)
         a, b = (run.figures("fixed", 0, 1) for run in self.runs)
@@ -193,10 +195,39 @@ class Comparison:
         values = {"count": len(mine), "fixed": len(fixed), "other": len(other), "names": few(other)}
         if other:
             self.say("differs", "start:fixed", **values)
+        elif self.one.begun:
+            self.compare_states(len(mine))
         else:
             self.say("same", "start:both" if fixed else "start:same", **values)
-        for number in self.one.options.keys() & self.two.options.keys():
-            self.compare_options(number)
+            for number in self.one.options.keys() & self.two.options.keys():
+                self.compare_options(number)
+
+    def resumed(self, weights: dict) -> bool:
+        """Whether a run goes on from a checkpoint. If it is B, and A had these weights later on,
+        steps of A are counted from there."""
+        alone = [run.label for run in self.runs if run.state() or run.scheduled()]
+        self.one.begun = self.one.after(weights, min(GROWTH * self.rounding(), LARGE))
+        known = self.one.begun or len(alone) == 1
+        of_beginning = {"shuffling", "draws"} | (set() if self.one.begun else {"rounding"})
+        if known and of_beginning & set(self.without):
+            self.say("skipped", "resumed:without")
+        elif known and not self.one.begun:
+            self.say("skipped", "resumed:unknown", run=alone[0])
+        return bool(known)
+
+    def compare_states(self, count: int) -> None:
+        """Of the optimizers, where B goes on from a checkpoint."""
+        mine, theirs = (run.state() for run in self.runs)
+        level = min(GROWTH * self.rounding(), LARGE)
+        pairs = {key: (mine.get(key, 0.0), theirs.get(key, 0.0)) for key in mine | theirs}
+        other = [key for key, pair in pairs.items() if not math.isclose(*pair, rel_tol=level)]
+        parts = self.one.sharded and self.one.first.world != self.two.first.world
+        values = {"after": self.one.begun, "count": count, "states": few(list(pairs)) or "-"}
+        if other and not parts:
+            found = ("{}: {:.4g} | {:.4g}".format(key, *pairs[key]) for key in other)
+            self.say("differs", "resumed:state", found="; ".join(found), **values)
+        else:
+            self.say("same", "resumed", **values)
 
     def compare_options(self, number: int) -> None:
         """Settings of an optimizer, for each parameter: its groups may be in another order."""
@@ -271,6 +302,10 @@ class Comparison:
             return not (mine and theirs) or self.compare_contents(n, mine, theirs)
 
         values = {"mine": a.total(), "theirs": b.total(), "common": (a & b).total()}
+        if n == 1 and (earlier := self.batches[0].earlier(b)):
+            after = self.one.begun + 1
+            self.say("differs", "samples:resumed", n, earlier=earlier, after=after, **values)
+            return False
         again = [one.repeats(n) for one in self.batches]
         most = self.batches[1].padding(n)
         twice = [sum(count - 1 for count in rows.values()) for rows in (a, b)]
@@ -341,7 +376,7 @@ class Comparison:
         return True
 
     def compare_rates(self, n: int) -> None:
-        steps = [run.first.steps[n - 1] for run in self.runs]
+        steps = [run.step(n) for run in self.runs]
         numbers = [step["optimizer"] for step in steps]
         if numbers[0] != numbers[1]:
             self.say("differs", "optimizers", n)
@@ -354,7 +389,8 @@ class Comparison:
         )
         for name in mine.keys() & theirs.keys():
             if not math.isclose(mine[name], theirs[name], rel_tol=1e-6, abs_tol=1e-12):
-                self.say("differs", "rates", n, mine=mine[name], theirs=theirs[name])
+                which = "rates:resumed" if self.one.begun else "rates"
+                self.say("differs", which, n, mine=mine[name], theirs=theirs[name])
                 return
 
     def figures(self, what: str, n: int, step: int) -> list[dict]:
@@ -391,7 +427,11 @@ class Comparison:
 
     def compare_fixed(self) -> None:
         """What no optimizer changes, at its latest."""
-        both = [run.first.figures["fixed"].keys() & self.equal for run in self.runs]
+        known = [run.first.figures["fixed"] for run in self.runs]
+        both = [
+            {n - run.begun for n in found} & self.equal
+            for run, found in zip(self.runs, known, strict=True)
+        ]
         last = max(set.intersection(*both), default=0)
         a, b = self.figures("fixed", last, 1) if last else ({}, {})
         parts = {name: apart(row, b[name]) for name, row in a.items() if name in b}
@@ -461,7 +501,10 @@ class Comparison:
     def restarted(self, n: int) -> str:
         """Which words fit weights after step n that are others: did one run go on with what it had
         loaded right before this step, or after it?"""
-        places = [{event["place"] for event in run.first.events["restored"]} for run in self.runs]
+        places = [
+            {event["place"] - run.begun for event in run.first.events["restored"]}
+            for run in self.runs
+        ]
         alone = set.symmetric_difference(*places)
         return "weights:loaded" if n in alone else f"weights{':state' * (n - 1 in alone)}"
 
@@ -477,9 +520,12 @@ class Comparison:
         drops = max((run.of_model("drops") for run in self.runs), key=len)
         if norms:
             found.append(("batchnorm", {"norms": few(norms), "number": len(norms)}))
-        if drops:
+        call = unmatched(self.runs, 0, n - 1, self.ordered, training=True)
+        if self.one.begun and (drops or call):
+            found.append(("resumed:random", {"call": few(drops) or call}))
+        elif drops:
             found.append(("dropout", {"drops": few(drops), "number": len(drops)}))
-        elif call := unmatched(self.runs, 0, n - 1, self.ordered, training=True):
+        elif call:
             found.append(("drawn:still" if "draws" in self.without else "drawn", {"call": call}))
         shares = [one.shares(n) for one in self.batches]
         uneven = [share for share in shares if len(set(share)) > 1]
@@ -491,7 +537,7 @@ class Comparison:
 
     def compare_epochs(self) -> None:
         # Of samples that are known, all steps had the same.
-        counts = [[] if self.known() else run.epochs() for run in self.runs]
+        counts = [[] if self.known() or self.one.begun else run.epochs() for run in self.runs]
         for n, (mine, theirs) in enumerate(zip(*counts, strict=False), 1):
             if mine != theirs:
                 self.say("differs", "epochs", epoch=n, mine=mine, theirs=theirs)
@@ -580,7 +626,8 @@ class Comparison:
         last = min(run.steps() for run in self.runs) - (not all(run.ended() for run in self.runs))
         alone = []
         for run, found in zip(self.runs, (mine, theirs), strict=True):
-            names = sorted({file for file, step in found if step <= last} - known)
+            late = 0 if run.begun else -1  # else by then the checkpoint, and those before it
+            names = sorted({file for file, step in found if late < step <= last} - known)
             alone += [f"{run.label}: {listed(names)}"] * bool(names)
         if alone:
             self.say("skipped", "saved:unpaired", files="; ".join(alone))
@@ -604,7 +651,7 @@ class Comparison:
     @compares("printed", "printed collectives noise")
     def compare_printed(self) -> None:
         """Lines with the same words and other numbers."""
-        mine, theirs = map(printed, self.runs)
+        mine, theirs = (printed(run, self.one.begun > 0) for run in self.runs)
         both = [
             (words, *pair)
             for words in mine
@@ -614,8 +661,8 @@ class Comparison:
         found = [row for row in both if self.others(*row)]
         strange = [row for row in found if not self.of_own_share(self.others(*row), *row[1:])]
         # What two runs say of equal weights.
-        sure = [row for row in strange if row[1]["place"] == row[2]["place"]]
-        sure = [row for row in sure if row[1]["place"] in self.equal]
+        sure = [row for row in strange if row[1]["after"] == row[2]["after"]]
+        sure = [row for row in sure if row[1]["after"] in self.equal]
         if not found:
             if both:
                 self.say("same", "printed:same", count=len(both))
@@ -626,10 +673,10 @@ class Comparison:
         elif not strange:
             self.say_lines("cause", "printed:share", found, both)
         else:
-            places = {line["place"] for *_, line in sure}
+            places = {line["after"] for *_, line in sure}
             # What training drew left equal weights.
             drawn = {n: unmatched(self.runs, n - 1, n, self.ordered, False) for n in places}
-            wrong = [row for row in sure if not drawn[row[2]["place"]]]
+            wrong = [row for row in sure if not drawn[row[2]["after"]]]
             moved = self.moved(wrong, mine) if wrong else {}
             steady = [row for row in wrong if self.others(*row, moved)]
             moving = [row for row in wrong if row not in steady]
@@ -638,7 +685,7 @@ class Comparison:
             if moving:
                 self.say_lines("undecided", "printed:moves", moving, both)
             if by_chance := [row for row in sure if row not in wrong]:
-                call = drawn[by_chance[0][2]["place"]]
+                call = drawn[by_chance[0][2]["after"]]
                 self.say_lines("undecided", "printed:drawn", by_chance, both, call=call)
 
     def others(self, words: str, mine: dict, theirs: dict, moved: dict | None = None) -> list:
@@ -652,10 +699,12 @@ class Comparison:
         noise = MOVES * max(self.rounding() / 100, self.largest)
         for size in (noise, -noise):  # what one of them leaves in its order, the other one turns
             again = self.again(size)
+            if again:
+                again.begun = self.one.begun
             begun = [run and [*run.figures("weights", 0, 1).values()] for run in (self.one, again)]
             if begun[0] != begun[1]:
                 break  # it found what the first time had left, or failed
-            lines = printed(again)
+            lines = printed(again, self.one.begun > 0)
             for words in {words for words, *_ in strange}:
                 far = moves(mine[words], lines.get(words, []))
                 pairs = zip_longest(far, found.get(words, []), fillvalue=0.0)

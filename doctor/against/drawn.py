@@ -25,8 +25,9 @@ def unmatched(runs: tuple[Run, Run], first: int, last: int, ordered: bool, train
                 one = rank.passes.get(event["pass"])
                 learned = one is not None and one.loader["id"] in passes
                 wanted = one is None or learned == training
-                if first <= event["n"] <= last and wanted:
-                    groups[event["n"], event["stream"]][number].append(event)
+                n = event["n"] - run.begun
+                if first <= n <= last and wanted:
+                    groups[n, event["stream"]][number].append(event)
     for _, (mine, theirs) in sorted(groups.items()):
         if calls := parted(mine, theirs, ordered):
             names = [f"{c[NAME]}, {short(c[AT])}" if c[AT] else c[NAME] for c in calls]

@@ -11,7 +11,7 @@ from .runs import Run
 def of_step(run: Run, n: int) -> list[list[float]]:
     """A number for each row that models of each rank were given, or nothing: not known."""
     loaded = run.together or any(rank.trained() for rank in run.ranks)
-    rows = [rank.figures["rows"].get(n) for rank in run.ranks]
+    rows = [rank.figures["rows"].get(run.begun + n) for rank in run.ranks]
     return [] if loaded or None in rows else rows
 
 
@@ -62,7 +62,7 @@ def same_turns(one: Run, two: Run, n: int) -> bool:
 
 
 def kinds_of(run: Run, n: int) -> set[str]:
-    return {kind for rank in run.ranks for kind in rank.steps[n - 1]["kinds"]}
+    return {kind for rank in run.ranks for kind in rank.steps[run.begun + n - 1]["kinds"]}
 
 
 def common(mine: list[float], theirs: list[float]) -> int:

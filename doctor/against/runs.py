@@ -12,7 +12,7 @@ from statistics import mode
 from ..before import METADATA
 from ..checks.data import most_padding
 from ..checks.teams import Teams
-from ..checks.weights import differ
+from ..checks.weights import apart, differ
 from ..ranks import Pass, Rank
 
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -47,13 +47,38 @@ class Run:
     names: dict[int, list] = field(default_factory=dict)  # optimizer (0: none) -> [name, its group]
     options: dict[int, list] = field(default_factory=dict)  # optimizer -> settings of each group
     whole: dict[int, list] = field(default_factory=dict)  # optimizer -> are they, beside parts?
+    begun: int = 0  # steps before those that are compared: the other run begins from a checkpoint
 
     @property
     def first(self) -> Rank:
         return self.everyone[0]
 
     def steps(self) -> int:
-        return min(len(rank.steps) for rank in self.everyone)
+        return min(len(rank.steps) for rank in self.everyone) - self.begun
+
+    def step(self, n: int) -> dict:
+        """The event of step n, as all that is compared is counted; or of the last one."""
+        return self.first.steps[: self.begun + n][-1]
+
+    def state(self) -> dict[str, float]:
+        """What the optimizer has kept where the comparison begins: norms, of all parameters."""
+        return next((e["norms"] for e in self.first.events["state"] if e["n"] == self.begun), {})
+
+    def scheduled(self) -> int:
+        """Steps of the schedulers at the first step."""
+        return sum(count for _, count in self.step(1)["schedules"])
+
+    def after(self, weights: dict[str, tuple], bound: float) -> int:
+        """The steps after which it has these weights; 0: never after its first one. bound: other
+        ones by rounding, where no step has nearly the same."""
+        far = {}
+        for n in range(self.steps()):  # one is to be left
+            mine = self.figures("weights", n, n + 1)
+            if mine.keys() == weights.keys():
+                far[n] = max(apart(mine[name], row) for name, row in weights.items())
+        best = min(far.values(), default=math.inf)
+        sure = best == 0 or (best < bound and sum(10 * best > one for one in far.values()) == 1)
+        return max(n for n, one in far.items() if one == best) if sure else 0
 
     def ended(self) -> bool:
         return all(rank.ended.get("error") == "None" for rank in self.everyone)
@@ -69,7 +94,7 @@ class Run:
 
     def optimizer(self, step: int) -> int:
         """That makes this step, which counts from 1; or that made the last one."""
-        return self.first.steps[:step][-1]["optimizer"]
+        return self.step(step)["optimizer"]
 
     def named(self, step: int) -> list:
         return self.names.get(self.optimizer(step), [])
@@ -81,13 +106,14 @@ class Run:
 
     def clips_own(self, n: int) -> bool:
         """Whether ranks clip their own gradients in step n, which are averaged after it."""
-        mine, *others = (rank.figures["unclipped"].get(n) for rank in self.everyone)
+        found = (rank.figures["unclipped"].get(self.begun + n) for rank in self.everyone)
+        mine, *others = found
         return not self.sharded and any(mine and one and differ(mine, one) for one in others)
 
     def figures(self, what: str, n: int, step: int) -> dict[str, tuple]:
         """Name of a tensor -> its norm and its sample; of parts, the norm of all ranks together."""
         ranks = self.everyone if self.sharded else [self.first]
-        values = [rank.figures[what].get(n, []) for rank in ranks]
+        values = [rank.figures[what].get(self.begun + n, []) for rank in ranks]
         if what == "unclipped" and not any(values):
             return self.figures("gradients", n, step)
         number = 0 if what == "fixed" else self.optimizer(step)
@@ -140,7 +166,7 @@ class Samples:
     """What the loaders of training gave for each step."""
 
     def __init__(self, run: Run) -> None:
-        self.steps = run.steps()
+        self.run = run
         self.passes = [rank.trained() for rank in run.ranks]  # for each rank
         every = [one for passes in self.passes for one in passes]
         self.known = bool(every) and not run.together and all(map(keyed, every))
@@ -153,12 +179,17 @@ class Samples:
 
     def batches(self, n: int) -> list[list]:
         """Of step n, for each rank: pairs of a pass and a batch."""
-        return [list(found.get(n, {}).values()) for found in self.way]
+        return [list(found.get(self.run.begun + n, {}).values()) for found in self.way]
 
     def keys(self, n: int) -> Counter:
         """The samples of step n, of all ranks together."""
         rows = [row for rows in self.batches(n) for row in rows]
         return Counter(str(key) for one, batch in rows for key in one.given(batch))
+
+    def earlier(self, samples: Counter) -> int:
+        """The latest step with these samples before those that are compared, or 0."""
+        own = range(1 - self.run.begun, 1)
+        return max((n + self.run.begun for n in own if self.keys(n) == samples), default=0)
 
     def contents(self, n: int) -> list[tuple]:
         """Of step n: key, target, a number for the rest of each sample, and its shapes; none, where
@@ -255,7 +286,7 @@ def read_alike(one: Samples, two: Samples) -> None:
 
     def agree(ways: tuple) -> int:
         one.way, two.way = ways
-        last = min(one.steps, two.steps)
+        last = min(one.run.steps(), two.run.steps())
         return next((n for n in range(1, last + 1) if one.keys(n) != two.keys(n)), last + 1)
 
     pairs = [(one.way, two.way), *product(one.ways, two.ways)]
@@ -279,13 +310,13 @@ def saved(run: Run) -> dict[tuple, dict]:
         if event["tensors"]:
             first = found.setdefault((os.path.basename(path), event["place"]), event)
             first["parts"] = first.get("parts") or first["path"] != event["path"]
-    last = run.steps() if run.ended() else None
+    last = run.begun + run.steps() if run.ended() else None
     wrote = {e["path"]: e["place"] for rank in run.everyone for e in rank.events["wrote"]}
     for one in left(run):
         step = wrote.get(one["source"] or one["path"], last)
         if one["read"] and step is not None:
             found[one["name"], step] = {**one, "place": step, "parts": False}
-    return found
+    return {(name, step - run.begun): one for (name, step), one in found.items()}
 
 
 def left(run: Run) -> list[dict]:
@@ -301,7 +332,7 @@ def left(run: Run) -> list[dict]:
     return found
 
 
-def printed(run: Run) -> dict[str, list]:
+def printed(run: Run, resumed: bool = False) -> dict[str, list]:
     """Lines of rank 0 after its first step, and before it those that name an evaluation, by their
     words; without times, speeds and names. What stands before a bar says what it is of: with its
     numbers."""
@@ -312,7 +343,8 @@ def printed(run: Run) -> dict[str, list]:
             continue  # drawn when the clock said so
         head = event["text"][: bar.start()] if bar else ""
         event["text"] = re.sub(WORD, nameless, re.sub(CLOCKS, "~", event["text"]))
-        late = event["place"] or re.search(EARLY, event["text"])
+        event["after"] = event["place"] - run.begun
+        late = event["after"] > 0 or (not resumed and re.search(EARLY, event["text"]))
         if late and re.search(NUMBER, event["text"]):
             words = head + re.sub(NUMBER, "#", event["text"].removeprefix(head))
             found.setdefault(words, []).append(event)

@@ -135,7 +135,9 @@ def check_schedule(ranks: list[Rank], report: Report) -> str | None:
         elif scheduler["kind"] == "CosineAnnealingLR" and places[-1] > length:
             report.find("schedule:again", at, mild=True, length=length, place=places[-1])
         elif set(turns) == {1} and len(ranks) > 1 and rank.ended.get("error") == "None":
-            if abs(len(places) * len(ranks) - length) <= len(ranks):
+            if (
+                abs(len(places) * len(ranks) - length) <= len(ranks) and places[0] < 2
+            ):  # not resumed
                 report.find("schedule:slow", at, mild=True, length=length, steps=len(places))
 
     if over:

@@ -4,12 +4,14 @@ names."""
 import math
 import re
 import weakref
+from collections import defaultdict
+from functools import partial
 
 import torch
 
 from ..without import without
 from ..without.layers import frozen
-from .figures import GROUPS, figures_of
+from .figures import GROUPS, figures, figures_of
 from .notes import NAMELESS, compares, notes
 
 MOST_TENSORS = 4000  # of an optimizer, and of a checkpoint: a figure for each
@@ -49,6 +51,27 @@ def note_optimizer(number: int, optimizer: object, model: object, whole: set) ->
     names = [[name, n] for name, (n, _) in zip(names, members, strict=True)]
     whole = [id(p) in whole for _, p in members]
     notes.event("optimizer", number=number, names=names, options=settings, whole=whole)
+
+
+def note_state(optimizer: object, n: int) -> None:
+    """What it has kept after n steps, such as momentum and how often it was called: of each kind
+    the norm, over all parameters. A run that goes on from a checkpoint begins with some."""
+    kinds = defaultdict(list)
+    for values in optimizer.state.values():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            value = torch.tensor(float(value)) if isinstance(value, int | float) else value
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                value = value.to_local() if hasattr(value, "to_local") else value
+                kinds[str(key)].append(torch.linalg.vector_norm(value).double())
+    if kinds:
+        device = max((norms[0].device for norms in kinds.values()), key=str)  # cuda, not cpu
+        alike = [torch.stack([norm.to(device) for norm in norms]) for norms in kinds.values()]
+        rows = torch.stack(list(map(torch.linalg.vector_norm, alike)))
+        figures.send(rows, partial(tell_state, list(kinds), n))
+
+
+def tell_state(keys: list, n: int, rows: list) -> None:
+    notes.event("state", n=n, norms=dict(zip(keys, rows, strict=True)))
 
 
 def note_fixed(model: object, made: list, whole: set) -> list:

@@ -17,7 +17,7 @@ from . import collectives
 from .collectives import trace
 from .figures import capturing, figures, figures_of
 from .inputs import inputs, noted
-from .named import groups_of, names_of, note_fixed, note_layers, note_optimizer
+from .named import groups_of, names_of, note_fixed, note_layers, note_optimizer, note_state
 from .notes import compares, notes, user_line
 from .others import all_modules, others
 from .parameters import MOST, Emptied, Still
@@ -184,6 +184,8 @@ class Training:
         parameters = parameters_of(optimizer)
         groups = groups_of(len(parameters))
         figures.write("weights", self.steps, figures_of(parameters, groups))
+        if compares():
+            note_state(optimizer, self.steps)
         return parameters
 
     def weigh_again(self) -> None:

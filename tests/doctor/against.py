@@ -72,6 +72,44 @@ for epoch in range(4):
         torch.save({"model": model.state_dict(), "average": average.state_dict()}, "model.pt")
 dist.destroy_process_group()
 '''
+# The second run goes on from what the first one has saved after its second epoch.
+SAVED = '{"model": model.state_dict(), "average": average.state_dict()}, "model.pt"'
+FIRST = (SAVED, SAVED.replace('}, "model.pt"', ', "optimizer": optimizer.state_dict(), '
+         '"scheduler": scheduler.state_dict()}, f"epoch{epoch}.pt"'))  # fmt: skip
+LOADED = """\
+saved = torch.load("../run0/epoch1.pt")
+model.load_state_dict(saved["model"])
+average.load_state_dict(saved["average"])
+optimizer.load_state_dict(saved["optimizer"])
+scheduler.load_state_dict(saved["scheduler"])
+
+for epoch in range(2, 4):
+"""
+SECOND = (*FIRST, "for epoch in range(4):\n", LOADED)
+LOAD = {name: f'{name}.load_state_dict(saved["{name}"])\n'
+        for name in ("model", "average", "optimizer", "scheduler")}  # fmt: skip
+DROPOUT = ("nn.ReLU(), ", "nn.ReLU(), nn.Dropout(0.2), ", "model[2]", "model[3]")
+# Changes of both, and of the second one; its ranks; --without; and what is said of it.
+RESUMED: dict[str, tuple[tuple, tuple, int, str, str]] = {
+    "as it is": ((), (), 2, "", "resumed"),
+    "on one rank, in float64": ((), (), 1, "rounding", "resumed"),
+    "momentum lost": ((), (LOAD["optimizer"], ""), 2, "", "resumed:state"),
+    "a count of steps lost": (
+        (), (LOAD["optimizer"], LOAD["optimizer"] + "for state in optimizer.state.values():\n"
+             "    state['step'].zero_()\n"), 2, "", "resumed:state"),
+    "a schedule that begins anew": ((), (LOAD["scheduler"], ""), 2, "", "rates:resumed"),
+    "epochs that are counted anew": (
+        (), ("set_epoch(epoch)", "set_epoch(epoch - 2)"), 2, "", "samples:resumed"),
+    "an epoch that is trained again": (
+        (), ("range(2, 4)", "range(1, 4)"), 2, "", "samples:resumed"),
+    "an average lost": ((), (LOAD["average"], ""), 2, "", "saved"),
+    "dropout that is drawn anew": (DROPOUT, (), 2, "", "resumed:random"),
+    "dropout, taken out": (DROPOUT, (), 2, "dropout", "resumed"),
+    "of another training": (
+        (), (LOAD["model"], LOAD["model"] + "model[0].weight.data += 1\n"), 2, "",
+        "resumed:unknown"),
+    "in the order of the first run": ((), (), 2, "shuffling", "resumed:without"),
+}  # fmt: skip
 LOSS = "        loss = losses.mean()\n"
 STEP = "        optimizer.step()\n        scheduler"
 CLIP = "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"

@@ -212,6 +212,31 @@ def test_a_run_that_failed(crew: Crew, tmp_path: Path) -> None:
     assert "Nothing differs" not in comparison.text() and not comparison.parted()
 
 
+ALIKE_RESUMED = {"a count of steps lost", "an epoch that is trained again", "dropout, taken out"}
+
+
+@pytest.mark.parametrize("kind", but(against.RESUMED, ALIKE_RESUMED), ids=hyphens)
+def test_a_run_that_was_resumed(kind: str, crew: Crew, tmp_path: Path) -> None:
+    """The whole run, and one that goes on from what that has saved in the middle."""
+    both, words, size, without, name = against.RESUMED[kind]
+    texts = [
+        faults.changed(against.BASE, (*first, *both)) for first in (against.FIRST, against.SECOND)
+    ]
+    texts[1] = faults.changed(texts[1], words)
+    comparisons = compared(crew, tuple(texts), tmp_path, (2, size), without)
+    for comparison in comparisons.values():
+        print(comparison.text())
+        kinds = {seen.name: seen.kind for seen in comparison.seen}
+        assert name in kinds, comparison.text()
+        if name == "resumed":
+            assert set(kinds.values()) == {"same"} and kinds.keys() >= {"samples:same"}
+            [seen] = [seen for seen in comparison.seen if seen.name.startswith("numbers")]
+            assert (seen.values["count"], seen.values["steps"]) == (8, 8)
+        else:
+            first = next(seen.name for seen in comparison.seen if seen.kind != "same")
+            assert first == name, comparison.text()
+
+
 WRONG_SCORE = against.KINDS["the accuracy of rank 0's share"][0]
 LACKED = ["printed", "checkpoint", "autocast", "indices", "backward", "collectives", "gradients"]
 LIKE_INDICES = pytest.param("batch", marks=pytest.mark.proof)

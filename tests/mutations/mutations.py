@@ -630,6 +630,25 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{AGAINST}::test_which_steps_were_compared": [
         ("weights after the last step", 1, "self.compare_weights(steps + 1, over=True)", "pass"),
     ],
+    f"{AGAINST}::test_a_run_that_was_resumed[as-it-is]": [
+        ("where a run goes on is found", 1, "one.begun = self.one.after(",
+         "one.begun = 0 * self.one.after("),
+        ("steps are counted from there", 1, "get(self.run.begun + n, {})", "get(n, {})"),
+        ("what was saved before a checkpoint", 1, "0 if run.begun else -1", "-1"),
+        ("lines before a checkpoint", 1, 'event["place"] - run.begun\n        late',
+         'event["place"]\n        late'),
+    ],
+    f"{AGAINST}::test_a_run_that_was_resumed[momentum-lost]": [
+        ("the state of an optimizer", 1, "note_state(optimizer, self.steps)", "pass"),
+    ],
+    f"{AGAINST}::test_a_run_that_was_resumed[epochs-that-are-counted-anew]": [
+        ("samples of an earlier epoch", 1, "(earlier := self.batches[0].earlier(b))",
+         "(earlier := 0)"),
+    ],
+    f"{AGAINST}::test_a_run_that_was_resumed[in-the-order-of-the-first-run]": [
+        ("an order that is of the beginning", 1,
+         "if known and of_beginning & set(self.without)", "if False"),
+    ],
     f"{AGAINST}::test_a_run_that_failed": [
         ("a run that failed is not the same", 1, "if self.report.broken:", "if False:"),
     ],
