@@ -49,6 +49,7 @@ TASKS = "tests/handbook/test_task_resume.py"
 SPEED = "tests/doctor/test_speed.py::test_what_is_said"
 LINKS = "tests/tools/test_links.py"
 SITE = "tests/site/test_site.py"
+APPROACHES = "tests/site/test_approaches.py"
 SEARCH = f"{SITE}::test_search"
 KILLED = f"{TASKS}::test_killed_and_resumed"
 # By the test that notices them: what is lost, in how many files at least, and the patch.
@@ -1271,6 +1272,24 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{SITE}::test_on_a_phone": [
         ("room for the name of a column", 1, "float: left; width: 5.6rem; margin-left: -6.2rem;",
          "position: absolute; width: 5.6rem; margin-left: -6.2rem;"),
+    ],
+    f"{SITE}::test_contents_of_a_long_page": [
+        ("contents beside convert", 1,
+         'hide": ["navigation", "footer"]', 'hide": ["navigation", "toc", "footer"]'),
+        ("steps in the row of contents", 1, "> ul:not(:has(> :nth-child(4))) :is(li, ul) {",
+         "> ul:not(:has(> :nth-child(1))) :is(li, ul) {"),
+    ],
+    f"{SITE}::test_home_is_light": [
+        ("figures stay on their pages", 1, 'if "data-figure" not in output:', "if False:"),
+    ],
+    f"{SITE}::test_a_chapter": [
+        ("notes that stay above the next", 1, ".walk:not(:has(> :nth-child(3))) > *", ".walk > *"),
+    ],
+    f"{APPROACHES}::test_at_the_zoom_of_a_projector": [
+        ("rows as cards at a projector", 1, "(min-width: 37.51em) and (max-width: 75.99em)",
+         "(min-width: 37.51em) and (max-width: 40em)"),
+        ("one program at a projector", 1, "@media (max-width: 76em) {\n  .ap fieldset",
+         "@media (max-width: 40em) {\n  .ap fieldset"),
     ],
     f"{SITE}::test_from_disk": [
         ("the search from disk", 1,

@@ -20,7 +20,8 @@ def files_of(root: Path) -> list[Path]:
     tools = [root / "tools/gpu_check.py", root / "tools/links.py"]
     tools += sorted((root / "doctor").rglob("*.py"))
     site = [root / f"tools/site/{name}.py" for name in ("hooks", "plain", "theme")]
-    site += [root / "docs/assets/stylesheets/site.css", root / "docs/overrides/main.html"]
+    styles = root / "docs/assets/stylesheets"
+    site += [styles / "site.css", styles / "approaches.css", root / "docs/overrides/main.html"]
     site += sorted(root.glob("docs/assets/javascripts/s*.js"))
     tasks = sorted(root.glob("docs/examples/tasks/*/*.py"))
     return [*sorted(root.glob("0[1-9]_*/main.py")), *tools, *site, *tasks]

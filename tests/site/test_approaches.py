@@ -54,9 +54,9 @@ def test_sides(chapter: str) -> None:
     plain = []
     for name, side, lit in zip(pair, sides(chapter, "en"), ("del", "ins"), strict=True):
         lines = (ROOT / minimal(name)).read_text().splitlines()
-        shown = html.unescape(re.sub(r"<s>\n</s>|<.*?>", "", side)).splitlines()
+        shown = html.unescape(re.sub(r"<s>\n+</s>|<.*?>", "", side)).splitlines()
         assert [line for line in lines[lines.index("", 2) :] if line.strip()] == shown
-        plain.append(re.sub(rf"<{lit}>.*?</{lit}>\n|<s>\n</s>", "", side))
+        plain.append(re.sub(rf"(?s)<{lit}>.*?</{lit}>\n|<s>\n+</s>", "", side))
     assert plain[0] == plain[1] and plain[0].count("\n") > 10
 
 
@@ -144,6 +144,26 @@ def test_switch(page: Page, address: str) -> None:
     page.wait_for_function("document.querySelector('.ap [value=amp]').checked")
     page.locator("[data-of=amp] .ap-take a:last-of-type").click()
     page.wait_for_url(f"{address}chapters/04_apex/")
+
+
+TORN = """() => [...document.querySelectorAll("table:has(th:nth-child(9)) td > code")]
+    .filter((code) => code.getClientRects().length > 1).map((code) => code.textContent)"""
+SCROLLS = """() => [...document.querySelectorAll(".ap pre > code")]
+    .filter((code) => code.scrollWidth > code.clientWidth).map((code) => code.textContent)"""
+
+
+@pytest.mark.xdist_group("site")
+def test_at_the_zoom_of_a_projector(page: Page, address: str) -> None:
+    """960 pixels are 200 % of a wide screen: the chosen program alone, and of the table of lines a
+    card a row, so that nothing is cut or torn. At 1280 two programs stand beside each other."""
+    for width, beside in ((1280, 2), (960, 1)):
+        page.set_viewport_size({"width": width, "height": 720})
+        page.goto(f"{address}en/")
+        assert page.locator(".ap figure").filter(visible=True).count() == beside
+    assert page.evaluate(SCROLLS) == []
+    page.goto(f"{address}en/chapters/")
+    assert page.locator("td > code").filter(visible=True).count() > 30
+    assert page.evaluate(TORN) == []
 
 
 @pytest.mark.xdist_group("site")

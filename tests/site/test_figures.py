@@ -1,4 +1,4 @@
-"""The figures that move: what they compute, against Python and torch; that the still pictures are
+"""The figures that answer: what they compute, against Python and torch; that the still pictures are
 what their scripts draw; and in Chromium how they answer to pointer, keyboard and address."""
 
 import itertools
@@ -159,7 +159,6 @@ def sentence(page: Page, name: str) -> str:
 def test_keyboard_pointer_and_address(page: Page, address: str) -> None:
     """A slider by the keyboard, a button by the pointer; the link below keeps what they made."""
     page.set_viewport_size({"width": 390, "height": 844})
-    page.emulate_media(reduced_motion="reduce")  # or it would begin by itself
     page.goto(f"{address}concepts/")
     ring = page.locator("#fig-ring")
     ring.locator("[name=ranks]").press("ArrowRight")
@@ -186,50 +185,25 @@ def test_keyboard_pointer_and_address(page: Page, address: str) -> None:
     assert "19" in sentence(page, "shares")
 
 
-@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
-def test_it_runs_once_when_it_is_seen(page: Page, address: str, motion: Any) -> None:
-    """From the beginning, until somebody touches it or it has ended; not if motion is unwanted."""
-    page.emulate_media(reduced_motion=motion)
-    page.clock.install(time="2026-01-01T08:00:00")
-    page.goto(f"{address}en/concepts/")
-    page.clock.pause_at("2026-01-01T10:00:00")
-    step = page.locator("#fig-ring [name=step]")
-    page.clock.run_for(10_000)
-    assert step.input_value() == "0"  # out of sight
-    step.scroll_into_view_if_needed()
-    play = page.locator("#fig-ring .fig-play")
-    if motion == "reduce":
-        page.clock.run_for(10_000)
-        assert step.input_value() == "0" and not play.is_visible()
-        return
-    page.wait_for_function("document.querySelector('#fig-ring .fig-play').textContent[0] == '■'")
-    page.clock.run_for(1600)
-    assert step.input_value() == "1"
-    page.clock.run_for(20_000)
-    assert (step.input_value(), play.inner_text()) == ("6", "▶ Play")
-
-
-def test_play_stops_at_the_end_and_a_reader_hears_that(page: Page, address: str) -> None:
+def test_a_reader_hears_where_it_has_come_to_rest(page: Page, address: str) -> None:
+    """Half a second after the last step, and no step beyond the last."""
     page.clock.install(time="2026-01-01T08:00:00")
     page.goto(f"{address}en/concepts/#fig-ring?ranks=3&step=2")
     page.clock.pause_at("2026-01-01T10:00:00")
     ring = page.locator("#fig-ring")
-    step, play, heard = (ring.locator(part) for part in ("[name=step]", ".fig-play", ".fig-status"))
+    step, heard = ring.locator("[name=step]"), ring.locator(".fig-status")
     page.clock.run_for(600)
-    play.click()
-    assert (step.input_value(), play.inner_text()) == ("3", "■ Stop")
-    page.clock.run_for(900)
-    assert (step.input_value(), play.inner_text()) == ("4", "▶ Play")
+    ring.get_by_role("button", name="step +1").click()
     page.clock.run_for(400)
-    assert heard.inner_text().startswith("Step 3 of 4")
+    ring.get_by_role("button", name="step +1").click()
+    page.clock.run_for(400)
+    assert heard.inner_text().startswith("Step 2 of 4")
     page.clock.run_for(100)
     assert heard.inner_text() == "After 4 steps every rank has every sum."
-    page.clock.run_for(5000)
-    play.click()  # once more, from the beginning
-    assert step.input_value() == "0"
-    step.press("ArrowRight")
-    page.clock.run_for(5000)
-    assert (step.input_value(), play.inner_text()) == ("1", "▶ Play")
+    ring.get_by_role("button", name="step +1").click()
+    assert step.input_value() == "4"
+    step.press("ArrowLeft")
+    assert step.input_value() == "3"
 
 
 def test_fields_without_effect_are_hidden(page: Page, address: str) -> None:

@@ -36,7 +36,7 @@ def test_every_page_is_built_in_both_languages(site: Path) -> None:
         for language, prefix in (("zh", ""), ("en", "en/")):
             page = (site / prefix / address / "index.html").read_text()
             assert f'<html lang="{language}"' in page
-            code = r"<(head|script|figure|pre|code)\b.*?</\1>"
+            code = r"<(head|script|style|figure|pre|code)\b.*?</\1>"
             shown = re.sub(r"<[^>]+>", "", re.sub(code, "", page, flags=re.S))
             assert not RAW.search(html.unescape(shown)) and 'class="tabs"' not in page, address
     assert not list(site.rglob("WRITING/*")) and not (site / "examples").exists()
@@ -151,6 +151,13 @@ def test_pages_fit_and_can_be_read(page: Page, address: str, names: list[str]) -
     assert wrong == []
 
 
+# Notes that lie over the next one.
+OVER = """() => [...document.querySelectorAll(".walk-text + .walk-code + .walk-text")]
+    .filter((next) => next.getBoundingClientRect().top <
+        next.previousElementSibling.previousElementSibling.getBoundingClientRect().bottom)
+    .map((next) => next.textContent)"""
+
+
 def test_a_chapter(page: Page, address: str) -> None:
     """Notes beside their code on a laptop, where no line is cut, and above it on a phone; diagrams
     that are drawn; a button that copies the code alone."""
@@ -167,6 +174,11 @@ def test_a_chapter(page: Page, address: str) -> None:
     assert pairs and all(scroll <= client for scroll, client in pairs)
     wide, narrow = (page.locator(f".diagram{kind}").first for kind in ("", ".narrow"))
     assert wide.bounding_box()["height"] > 100 and not narrow.is_visible()
+
+    page.locator(".walk-text + .walk-code + .walk-text").first.evaluate(
+        "e => scrollTo(0, scrollY + e.getBoundingClientRect().top - 200)"
+    )
+    assert page.evaluate("scrollY") > 300 and page.evaluate(OVER) == []
 
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     figure = page.locator(".walk-code figure.cb").first
@@ -257,11 +269,21 @@ def test_on_paper(page: Page, address: str) -> None:
 
 
 def test_contents_of_a_long_page(page: Page, address: str) -> None:
-    """They stay in sight, and mark what is being read."""
+    """They stay in sight, and mark what is being read; of convert the steps, too, beside the page
+    where it is wide enough."""
+    reads = "place => document.querySelector('.toc [aria-current]')?.hash === place"
     page.goto(f"{address}en/{WALKED}#errors")
-    page.wait_for_function("document.querySelector('.toc [aria-current]')?.hash === '#errors'")
+    page.wait_for_function(reads, arg="#errors")
     heading, contents = (page.locator(part).bounding_box() for part in ("#errors", ".toc"))
     assert 0 < contents["y"] + contents["height"] <= heading["y"]
+    page.goto(f"{address}en/convert/#step-5")
+    beside = page.locator(".md-sidebar--secondary [href$='#step-5']")
+    row = page.locator(".toc [href$='#step-5']")
+    assert beside.is_visible() and not row.is_visible()
+    page.set_viewport_size({"width": 1280, "height": 720})
+    page.reload()
+    page.wait_for_function(reads, arg="#step-5")
+    assert row.is_visible() and not beside.is_visible()
 
 
 @pytest.mark.parametrize("name", ["", f"{WALKED}?a=1#how"])
@@ -310,6 +332,20 @@ def test_links_to_files(site: Path) -> None:
     for path in site.rglob("*.html"):
         for link in re.findall(r'href="((?:\.\.?/)+source/[^"]+)"', path.read_text()):
             assert (path.parent / link).is_file(), (path, link)
+
+
+def test_home_is_light(site: Path) -> None:
+    """What it loads before anybody clicks is not more than before it had a switch, and nothing of
+    the figures, which are on other pages."""
+    for prefix, most in (("", 434_658), ("en/", 433_908)):
+        page = site / prefix / "index.html"
+        loads = r'<link[^>]* rel="(?:stylesheet|icon)"[^>]*>|<(?:script|img)[^>]* src=[^>]*>'
+        tags = re.findall(loads, page.read_text())
+        found = {page.parent / re.search('(?:href|src)="(.+?)"', tag)[1] for tag in tags}
+        assert len(found) > 5 and not [path for path in found if "figures" in path.as_posix()]
+        found |= {page, *site.glob("assets/javascripts/workers/search.*.js")}
+        assert sum(path.stat().st_size for path in found) <= most
+    assert "/figures.css" in (site / "concepts/index.html").read_text()
 
 
 def test_doctor_to_download(site: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from .codealong import file_address
-from .source import ROOT, read, translated
+from .source import ROOT, read, style, translated
 
 HUB, SINGLE = "02_distributed", "docs/examples/minimal_single.py"
 # As people choose, the commonest first: its address, its name, and who takes it.
@@ -203,18 +203,17 @@ def sides(chapter: str, language: str) -> tuple[str, str]:
     for kind, a1, a2, b1, b2 in SequenceMatcher(None, *pair, autojunk=False).get_opcodes():
         old, new = pair[0][a1:a2], pair[1][b1:b2]
         height, lit = max(len(old), len(new)), kind != "equal"
-        left += "".join(code_line(line, "del" * lit) for line in old) + BLANK * (height - len(old))
-        right += "".join(code_line(line, "ins" * lit) for line in new) + BLANK * (height - len(new))
+        left += part(old, "del" * lit, height)
+        right += part(new, "ins" * lit, height)
     return left, right
 
 
-BLANK = "<s>\n</s>"
-
-
-def code_line(line: str, lit: str) -> str:
-    code, mark, comment = line.partition("# ")
-    html = escape(code, quote=False) + f"<i># {escape(comment, quote=False)}</i>" * bool(mark)
-    return f"<{lit}>{html}</{lit}>\n" if lit else f"{html}\n"
+def part(lines: list[str], lit: str, height: int) -> str:
+    """Lines beside others, filled up with blank ones."""
+    html = "\n".join(escape(line, quote=False) for line in lines)
+    html = re.sub("(# .+)", r"<i>\1</i>", html)
+    shown = (f"<{lit}>{html}</{lit}>\n" if lit else f"{html}\n") * bool(lines)
+    return shown + f"<s>{chr(10) * (height - len(lines))}</s>" * (height > len(lines))
 
 
 def panel(chapter: str, language: str, page: str, depth: int) -> str:
@@ -247,11 +246,11 @@ def switch(table: str, language: str, depth: int) -> str:
     where the pages are."""
     words = WORDS[language]
     pages = re.findall(r'<tr>\s*<td[^>]*><a href="(.+?)"', table)
-    style = STYLE.read_text("utf-8")
+    css = style(STYLE)
     labels, panels = "", ""
     for chapter, page in zip(CHAPTERS, pages, strict=True):
         value, name, whom = NAMES[language][chapter]
-        style += f".ap:has([value={value}]:checked) [data-of={value}]{{display:block}}"
+        css += f".ap:has([value={value}]:checked) [data-of={value}]{{display:block}}"
         labels += (
             f'<label><input type="radio" name="take" value="{value}"'
             f"{' checked' * (chapter == HUB)}><b>{name}</b> "
@@ -259,6 +258,6 @@ def switch(table: str, language: str, depth: int) -> str:
         )
         panels += panel(chapter, language, page, depth)
     return (
-        f'<style>{style}</style><form class="ap" autocomplete="off" data-search-exclude><fieldset>'
+        f'<style>{css}</style><form class="ap" autocomplete="off" data-search-exclude><fieldset>'
         f"<legend>{words['legend']}</legend>{labels}</fieldset>{panels}</form>"
     )

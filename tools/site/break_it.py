@@ -12,7 +12,7 @@ from doctor import checks  # noqa: F401  (they name the kinds of findings)
 from doctor.report import Report
 
 from .record_breaks import BREAKS, EXAMPLES, LAUNCH, RECORDED, SINGLE, line_of
-from .source import ROOT
+from .source import ROOT, style
 
 STYLE = ROOT / "docs/assets/stylesheets/break-it.css"
 STILL = "set_epoch"  # what is forgotten at first, and on the cards
@@ -155,9 +155,8 @@ def terminal(run: dict, language: str) -> str:
     )
 
 
-def log(run: dict, letter: str) -> str:
+def log(letter: str, printed: str) -> str:
     """What a run printed: no more than that is seen without the doctor."""
-    printed = escape("\n".join(run["printed"]))
     return f'<div class="bk-log"><b>{letter}</b><span>$ {" ".join(LAUNCH)}</span>\n{printed}</div>'
 
 
@@ -233,22 +232,22 @@ def widget(language: str) -> str:
     words = WORDS[language]
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
     runs = recorded["runs"]
-    logs = [f'<section data-of="{name}">{log(run, "B")}</section>' for name, run in runs.items()]
+    printed = {name: escape("\n".join(run["printed"])) for name, run in runs.items()}
+    logs = [f'<section data-of="{name}">{text}</section>' for name, text in printed.items()]
     panels = [
         f'<section data-of="{name}">{panel(name, run, runs["right"], language)}</section>'
         for name, run in runs.items()
     ]
-    style = STYLE.read_text(encoding="utf-8")
+    css = style(STYLE)
     for name, run in runs.items():
         of_it = f".bk:has([value={name}]:checked)"
-        style += f"{of_it} [data-of={name}]{{visibility:visible;display:block}}"
-        style += pointed(run, of_it)
+        css += f"{of_it} [data-of={name}]{{visibility:visible;display:block}}"
+        css += pointed(run, of_it)
     return "\n".join(
         [
-            f'<style>{style}</style><form class="bk" autocomplete="off" data-search-exclude>',
-            f'<div class="bk-pair">{log(runs["right"], "A")}<div class="bk-panels">',
-            *logs,
-            f'</div></div><div class="bk-pair"><fieldset><legend><span>{words["legend"]}</span>'
+            f'<style>{css}</style><form class="bk" autocomplete="off" data-search-exclude>',
+            f'<div class="bk-pair">{log("A", printed["right"])}{log("B", "".join(logs))}',
+            f'</div><div class="bk-pair"><fieldset><legend><span>{words["legend"]}</span>'
             f'<span class="bk-whole">{words["whole"]}</span></legend>',
             '<div class="bk-code">',
             *listing(language),

@@ -8,8 +8,8 @@
 - docs/assets/figures/: stills of the figures that move, by their own scripts. They are in the pages
   before any script has run, without scripts, and in print. GitHub, which drops classes and styles,
   gets the picture as an SVG around the same HTML.
-- docs/assets/images/: what proof.py makes of results; and the cards, which a chat
-  shows beside a link to the site, 500 pixels wide: so no letter is smaller than 28 of 1200.
+- docs/assets/images/: the cards, which a chat shows beside a link to the site, 500 pixels wide: so
+  no letter is smaller than 28 of 1200.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymdownx.superfences import SuperFencesException
 
-from . import break_it, proof
+from . import break_it
 from .source import ROOT, SiteError
 
 if TYPE_CHECKING:  # the site is built without a browser
@@ -151,7 +151,7 @@ def all_wanted() -> dict[Path, tuple[str, dict]]:
 # ---- stills of figures ----
 SCRIPTS = ROOT / "docs/assets/javascripts/figures"
 FIGURES = ROOT / "docs/assets/figures"
-CSS = ROOT / "docs/assets/stylesheets/site.css"
+CSS = ROOT / "docs/assets/stylesheets/figures.css"
 NAMES = ("shares", "ring", "overlap")
 COLOURS = """:root { font: 20px system-ui, sans-serif; color: var(--md-default-fg-color);
 --md-default-fg-color: #1c2733; --md-default-bg-color: #fff; --md-default-fg-color--light: #798591;
@@ -261,7 +261,7 @@ def main(mermaid: str) -> None:
     pictures = all_wanted()
     for path in set(DIAGRAMS.iterdir()) - pictures.keys():
         path.unlink()
-    drawn = proof.pictures()
+    drawn = {}
     with browser() as started:
         page = started.new_page()
         page.add_script_tag(path=mermaid)

@@ -23,7 +23,7 @@ from tools.site.break_it import widget
 from tools.site.codealong import COPIES, LEGEND, file_address, linked
 from tools.site.forms import DESCRIPTION, repository_path
 from tools.site.plain import plain
-from tools.site.source import ROOT, SiteError, read
+from tools.site.source import ROOT, SiteError, read, style
 from tools.site.theme import change_scripts
 
 # What the site is told of pages; in a page GitHub would show it as a table. Wide ones need the room
@@ -34,7 +34,7 @@ META = {
     "chapters/": {"hide": ["navigation", "toc"]},
     "chapters/02": {"hide": ["navigation", "toc", "footer"]},
     "concepts.md": {"hide": ["footer"], "search": {"boost": 1.5}},
-    "convert.md": {"hide": ["navigation", "toc", "footer"], "search": {"boost": 2}},
+    "convert.md": {"hide": ["navigation", "footer"], "search": {"boost": 2}},
     "getting-started.md": {"hide": ["footer"]},
     "handbook/api.md": {"hide": ["toc"]},
     "handbook/tensors.md": {"search": {"boost": 0.5}},
@@ -59,6 +59,8 @@ FIRST = {
   training is the same if it exits with 0 and its last line is `Nothing differs.`
 - An error line, a hang, a wrong score, no speed-up: [troubleshooting.md](troubleshooting.md).
 - A model that does not fit: [handbook/too-large.md](handbook/too-large.md).
+- Which approach, and the lines that differ: [chapters/index.md](chapters/index.md); the `main.py` of
+  a chapter is a whole program that needs no other file.
 - As a skill: `make skill` in a clone makes a folder of these pages, the code and the doctor.
 """,
     "zh": """
@@ -70,6 +72,8 @@ FIRST = {
   退出码是 0，最后一行是 `没有差别。`（加 `--lang en` 则是 `Nothing differs.`），训练就相同。
 - 报错、卡住、分数不对、不加速：[troubleshooting.md](troubleshooting.md)。
 - 模型放不下：[handbook/too-large.md](handbook/too-large.md)。
+- 选哪种方法、代码差在哪几行：[chapters/index.md](chapters/index.md)；每章的 `main.py` 是完整的程序，
+  不依赖别的文件。
 - 作为 skill：在本仓库里 `make skill`，得到一个文件夹，里面有这些页面、代码和 doctor。
 """,
 }
@@ -170,7 +174,7 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     # The other language of a home page is "/" or "/en/", which is wrong below a path.
     root = "../" * page.url.count("/") or "./"
     if "data-figure" not in output:  # a third of what a page without figures would load
-        output = re.sub(r' *<script src="[^"]*/figures/[^"]*"></script>\n?', "", output)
+        output = re.sub(r" *<(script|link)\b[^>]*/figures[/.][^>]*>(</script>)?\n?", "", output)
     output = re.sub(r'href="/((?:en/)?)" hreflang', rf'href="{root}\1" hreflang', output)
     return re.sub(
         r' *<link rel="alternate" href="(.+?)"( hreflang="\w+">\n)',
@@ -228,6 +232,8 @@ def on_post_build(config: MkDocsConfig) -> None:
     """Copies of the files that pages show and link to, and the theme's scripts as they are here.
     Called once for each language: the last time all pages are known."""
     change_scripts(Path(config.site_dir))
+    for path in (ROOT / "docs/assets/stylesheets").iterdir():
+        Path(config.site_dir, "assets/stylesheets", path.name).write_text(style(path), "utf-8")
     search = Path(config.site_dir, "search")
     parts = split_index(search, config.extra["searched"])
     if not config.use_directory_urls:  # from disk a script can be read, and nothing else

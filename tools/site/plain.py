@@ -13,7 +13,6 @@ from pathlib import Path
 CHANGES = [
     (r"^ *(<div.*>|</div>|<!--.*-->|\[?!\[.*)$\n?", ""),
     (r"^<details.*>$", "<details>"),
-    ("<!-- = .+? -->", ""),  # see words.py
     (r"^(#.*) <a id=\"(.+)\"></a>$", r"\1 {#\2}"),
     (r"^( *\[.*\]\(\S+) ([\"']).*\2\)$", r"\1)"),  # what the build puts there
     (r'(\]\(\S+) "download"\)', r"\1)"),

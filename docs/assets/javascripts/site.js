@@ -14,23 +14,6 @@
   for (const line of document.querySelectorAll(".ln, .cd-hunk > [data-l]"))
     line.style.setProperty("--indent", Math.max(0, line.textContent.search(/\S/)));
 
-  // In a walk a word and its lines light each other up; tools/site/words.py has found them.
-  let lit = [];
-  function light({ target }) {
-    for (const element of lit) element.classList.remove("lit");
-    lit = [];
-    const part = target.closest?.("[data-at], .ln, [data-l]");
-    const code = part?.closest(".walk-text")?.nextElementSibling ?? part?.closest(".walk-code");
-    if (!code) return;
-    const lines = [...code.querySelectorAll(".ln, .cd-hunk > [data-l]")];
-    const words = [...code.previousElementSibling.querySelectorAll("[data-at]")];
-    const linesOf = (word) => word.dataset.at.split(" ").map((number) => lines[number]);
-    const of = part.dataset.at ? [part] : words.filter((word) => linesOf(word).includes(part));
-    if (of.length) lit = [part, ...of, ...(part.dataset.at ? linesOf(part) : [])];
-    for (const element of lit) element.classList.add("lit");
-  }
-  for (const kind of ["pointerover", "focusin", "click"]) addEventListener(kind, light);
-
   // A difference is copied as the new code: without removed lines and signs.
   function newCode(text) {
     const lines = text.trimEnd().split("\n");
@@ -61,13 +44,15 @@
   );
 
   // Contents at the top of a long page: mark the part that is being read.
-  const pills = [...document.querySelectorAll(".toc > ul > li > ul > li > a")];
+  const pills = [...document.querySelectorAll(".toc ul ul a")];
   const parts = pills.map((pill) =>
     document.getElementById(decodeURIComponent(pill.hash.slice(1))),
   );
   let current = null;
   function mark() {
-    const number = parts.findLastIndex((part) => part.getBoundingClientRect().top < 200);
+    const number = parts.findLastIndex(
+      (part, n) => pills[n].offsetParent && part.getBoundingClientRect().top < 200,
+    );
     if (pills[number] === current) return;
     current?.removeAttribute("aria-current");
     current = pills[number];

@@ -13,18 +13,8 @@
     number.toLocaleString("en", { maximumSignificantDigits: digits });
 
   const WORDS = {
-    en: {
-      link: "Link to this setting",
-      more: "more",
-      play: "▶ Play",
-      stop: "■ Stop",
-    },
-    zh: {
-      link: "当前设置的链接",
-      more: "更多设置",
-      play: "▶ 播放",
-      stop: "■ 停止",
-    },
+    en: { link: "Link to this setting", more: "more" },
+    zh: { link: "当前设置的链接", more: "更多设置" },
   };
 
   // The state that is nearest to what was given, texts by name.
@@ -52,7 +42,7 @@
   const plain = (html) => html.replace(/<[^>]*>/g, "");
   const isIdle = ({ when }, state) => when !== undefined && !when(state);
 
-  function control(field, state, words, { play }) {
+  function control(field, state, words) {
     const { name, options, max, any } = field;
     const value = state[name];
     const hidden = isIdle(field, state) ? " hidden" : "";
@@ -73,7 +63,7 @@
     if (!field.buttons) return slider;
     const button = (by, sign) =>
       `<button type="button" data-by="${by}" aria-label="${words.fields[name]} ${sign}1">${sign}</button>`;
-    return `<div class="fig-steps" data-steps="${name}">${slider}${button(-1, "−")}${button(1, "+")}<button type="button" class="fig-play">${play}</button></div>`;
+    return `<div class="fig-steps">${slider}${button(-1, "−")}${button(1, "+")}</div>`;
   }
 
   const isSet = (query, state) =>
@@ -101,7 +91,7 @@
         `<button type="button" data-set="${set}" aria-pressed="${isSet(set, state)}">${own.choices[key]}</button>`,
     );
     const controls = (some) =>
-      some.map((field) => control(field, state, own, WORDS[language])).join("\n");
+      some.map((field) => control(field, state, own)).join("\n");
     const more = fields.filter((field) => buttons.length || !(shown?.includes(field.name) ?? true));
     const form = [
       `<form class="fig-controls" data-search-exclude aria-label="${own.title}">`,
@@ -174,35 +164,7 @@
     }
 
     function change(event) {
-      play(false);
       say(show(read(), event.type === "input" ? event.target : null));
-    }
-
-    const steps = element.querySelector("[data-steps]");
-    const counter = steps?.querySelector("input");
-    let playing;
-    function play(on, apart = 900) {
-      seen?.disconnect();
-      if (!steps) return;
-      clearInterval(playing);
-      playing = on ? setInterval(step, apart, 1, apart > 900) : undefined;
-      steps.querySelector(".fig-play").textContent = WORDS[language][on ? "stop" : "play"];
-    }
-
-    function step(by, silent) {
-      counter.value = Number(counter.value) + by;
-      const short = show(read(), null);
-      if (!silent) say(short);
-      if (counter.value === counter.max) play(false);
-    }
-
-    // Once it runs slowly by itself, when all of it is in view.
-    let seen;
-    if (steps && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
-      seen = new IntersectionObserver(([entry]) => entry.isIntersecting && play(true, 1600), {
-        threshold: 0.9,
-      });
-      seen.observe(element.querySelector(".fig-picture"));
     }
 
     function press({ target }) {
@@ -210,19 +172,15 @@
         const set = Object.fromEntries(new URLSearchParams(target.dataset.set));
         say(show({ ...read(), ...set }, null));
       } else if (target.dataset.by) {
-        play(false);
-        step(Number(target.dataset.by));
-      } else if (target.classList.contains("fig-play")) {
-        const on = playing === undefined;
-        play(on);
-        if (on) step(counter.value === counter.max ? -counter.max : 1);
+        const counter = target.parentElement.querySelector("input");
+        counter.value = Number(counter.value) + Number(target.dataset.by);
+        say(show(read(), null));
       }
     }
 
     function go() {
       const [, wanted, query] = /^#fig-(\w+)\?(.*)$/.exec(location.hash) ?? [];
       if (wanted !== name) return;
-      play(false);
       form.reset(); // what the address leaves out is as in the still picture
       say(show({ ...read(), ...Object.fromEntries(new URLSearchParams(query)) }, null));
       element.scrollIntoView();
