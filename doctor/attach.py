@@ -40,5 +40,7 @@ def attach(name: str) -> None:
         hooks.attach(probes.PROBES + ((*probes.OF_TWO, *CHANGES) if compares() else ()))
     if "safetensors" in (name, *sys.modules):
         hooks.attach(probes.OF_SAFETENSORS)
+    if name == "torch.distributed.fsdp":  # seconds, where torch would have to import it for us
+        hooks.attach(probes.OF_FSDP)
     if name == "horovod.torch":
         hooks.attach(probes.OF_HOROVOD)

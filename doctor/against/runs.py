@@ -122,7 +122,7 @@ class Run:
             return {}
         rows = [tuple(row) for row in values[0]]
         if self.sharded:
-            copies = math.sqrt(self.of_model("copies"))
+            copies = math.sqrt(len(self.of_model("copies")))
             rows = [
                 tuple(row[0]) if own else (math.hypot(*(norm for norm, _ in row)) / copies, None)
                 for own, *row in zip(self.whole[number], *values, strict=True)

@@ -6,18 +6,19 @@ from itertools import pairwise
 from ..findings import NOTE, TRAINING, WASTED, WRONG, check, finds
 from ..ranks import Rank
 from ..report import Report, listed
+from .weights import own_norms
 
 ENDLESS = "Step|Exponential|Plateau|Cyclic|Restarts|Multiplicative"  # schedulers without an end
 LOW = 0.1  # of the highest rate: a schedule that has come down to it is taken to be near its end
 
 
 @check()
-@finds("untrained", WRONG, "gradients step", alone=True)
+@finds("untrained", WRONG, "gradients step held", alone=True)
 @finds("untrained:still", NOTE)
 @finds("left_gradients", NOTE, f"{TRAINING} emptied", alone=True)
 @finds("eval_mode", NOTE, TRAINING, alone=True)
-@finds("lost_gradient", WRONG, f"{TRAINING} lost collectives emptied")
-@finds("clipped", WRONG, "clip scale unscale collectives step", alone=True)
+@finds("lost_gradient", WRONG, f"{TRAINING} lost collectives emptied held")
+@finds("clipped", WRONG, "clip scale unscale collectives step emptied", alone=True)
 @finds("no_sync", WASTED, f"{TRAINING} wrap no_sync", alone=True)
 def check_learning(ranks: list[Rank], report: Report) -> str | None:
     """Does each optimizer change the model, and are gradients lost or clipped wrongly?"""
@@ -46,11 +47,22 @@ def check_learning(ranks: list[Rank], report: Report) -> str | None:
             if 0 < len(event["names"]) < event["count"]:
                 values = {"names": listed(event["names"]), "steps": event["steps"]}
                 report.find("untrained:still", event["at"], **values)
-    if any("sharded" in rank.model.get("wrappers", []) for rank in ranks):
-        report.skip("clipped", "sharded")  # whose norm is it?
-    elif not any(rank.events["clip"] for rank in ranks):
+    check_norms(ranks, report)
+    if not any(rank.events["clip"] for rank in ranks):
         report.skip("clipped", "clips")
     return None if any(rank.steps for rank in ranks) else "optimizer"
+
+
+def check_norms(ranks: list[Rank], report: Report) -> None:
+    """Of parts of a model: does each rank clip by the norm of its own?"""
+    if not any("sharded" in rank.model.get("wrappers", []) for rank in ranks):
+        return
+    if values := own_norms(ranks):
+        clips = [event["at"] for rank in ranks for event in rank.events["clip"]]
+        at = [*clips, ranks[0].steps[values["step"] - 1]["at"]][0]
+        report.find("clipped:own", at, **values)
+    elif not all(rank.figures["fresh"] for rank in ranks):
+        report.skip("clipped", "sharded")  # whose norm is it?
 
 
 def check_accumulation(rank: Rank, ranks: int, report: Report) -> None:
@@ -91,9 +103,13 @@ def check_optimizer(rank: Rank, steps: list[dict], report: Report) -> None:
     learning = [step for step in steps if any(rate > 0 for rate in step["rates"])]
     if len(learning) < 3:
         return
+    held = [step["held"] for step in learning if step["held"]]
     if all(step["without"] == step["parameters"] for step in learning):
         values = {"count": len(steps), "parameters": steps[0]["parameters"]}
-        return report.find("untrained:other", steps[-1]["made"], **values)
+        name = "untrained:held" if len(held) == len(learning) else "untrained:other"
+        return report.find(name, (held or [steps[-1]["made"]])[0], **values)
+    if len(held) > len(learning) / 2:
+        report.find("lost_gradient:held", held[0], count=len(held), steps=len(learning))
 
     weights = [rank.figures["weights"].get(step["n"] - 1) for step in learning]
     weights = [figures for figures in weights if figures]

@@ -2,13 +2,16 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 
 from ..findings import NOTE, WRONG, check, finds
 from ..ranks import Rank, failed
-from ..report import Report
+from ..report import Report, listed
 from .teams import FEW, averages_nothing, exchanges
 
 NEEDS = "gradients step collectives join exit horovod"
+IDS = ("no_averaging", "unequal_gradients", "drifting_weights")
+ALIKE = 1e-3  # by so little factors may differ where one number was multiplied into all
 TOLERANCE = 1e-6  # relative: smaller differences come from the order of additions
 
 
@@ -25,22 +28,41 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
     if first.apart > 1:
         report.find("no_averaging:apart", first.steps[0]["made"], count=first.apart)
         return None
-    wrappers = {name for rank in ranks for name in rank.model.get("wrappers", [])}
     sizes = [rank.model.get("sizes") for rank in ranks]
     if not all(rank.figures["gradients"] for rank in ranks):
         return "optimizer"
     if any(rank.events["join"] for rank in ranks):
         return "join"
+    alike = bool(sizes[0]) and all(size == sizes[0] for size in sizes)
+    teams = replicas(ranks) if alike else []
     if values := drift_of_whole(ranks):
-        report.find("drifting_weights:whole", first.model["at"], **values)
-    if "sharded" in wrappers or not sizes[0] or any(size != sizes[0] for size in sizes):
-        return "sharded"
+        teams = []
+        if not own_norms(ranks):  # from which it would follow
+            report.find("drifting_weights:whole", first.model["at"], **values)
+    found = [check_replicas(team, report) for team in teams]
+    if alike and not (report.teams.exchange or report.teams.together or report.has(*IDS)):
+        check_others(ranks, report)
+    return next(filter(None, found), None) if teams else "sharded"
+
+
+def replicas(ranks: list[Rank]) -> list[list[Rank]]:
+    """Ranks that have the same of all tensors: each set of them. Empty if some have no like."""
+    known = {str(rank.model.get("copies")) for rank in ranks}
+    teams = [[rank for rank in ranks if str(rank.model.get("copies")) == one] for one in known]
+    alone = min(map(len, teams)) == 1 < len(ranks)
+    return [] if alone else sorted(teams, key=lambda team: team[0].rank)
+
+
+def check_replicas(ranks: list[Rank], report: Report) -> str | None:
+    first = ranks[0]
+    wrappers = first.model["wrappers"]
     if averages_weights(ranks):
         return "local"
 
     at = first.model["at"]
     steps = len(first.steps)
-    by_hand = first.summed(0, steps) >= sum(sizes[0]) * steps / 2  # so many numbers, or nearly
+    size = sum(first.model["sizes"])
+    by_hand = first.summed(0, steps) >= size * steps / 2  # so many numbers, or nearly
     wrapped = bool(wrappers) and not averages_nothing(first)
     averaged = wrapped or first.group == "horovod" or by_hand
 
@@ -65,6 +87,7 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
         report.find("no_averaging:some", at, **gradients, alike=alike[0])
     elif gradients and not averaged:
         name = "no_averaging:group" if wrappers else "no_averaging"
+        name = "no_averaging:mesh" if "FSDP" in wrappers else name
         report.find(name, at, **gradients)
     elif apart:
         report.find("no_averaging:start", at, **weights)
@@ -90,14 +113,31 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
         report.find(f"drifting_weights:{kind}", first.sets_rate(first.steps[-1]), **rates)
     elif weights:
         report.find("drifting_weights", first.steps[-1]["made"], **weights)
-    elif not report.teams.exchange:
-        for what in ("frozen", "constant", "beside", "kept"):
-            kind = {"constant": "buffers", "kept": "beside"}.get(what, what)
-            found = compared(ranks, what) and first_difference(ranks, what)
-            copy = what == "beside" and first.model["others"][what] == sorted(sizes[0])
-            if found and (copy or all(stay(rank, what) for rank in ranks)):
-                report.find(f"drifting_weights:{'average' if copy else kind}", at, **found)
     return None
+
+
+def check_others(ranks: list[Rank], report: Report) -> None:
+    """What no optimizer changes."""
+    first = ranks[0]
+    for what in ("frozen", "constant", "beside", "kept"):
+        kind = {"constant": "buffers", "kept": "beside"}.get(what, what)
+        found = compared(ranks, what) and first_difference(ranks, what)
+        copy = what == "beside" and first.model["others"][what] == sorted(first.model["sizes"])
+        if found and (copy or all(stay(rank, what) for rank in ranks)):
+            at = first.model["at"]
+            report.find(f"drifting_weights:{'average' if copy else kind}", at, **found)
+
+
+@check()
+@finds("half_loaded", WRONG, "to_empty gradients", alone=True)
+def check_loaded(ranks: list[Rank], report: Report) -> None:
+    """Is the model that to_empty has left whole? The others may have got it from the first rank."""
+    for event in ranks[0].events["unset"]:
+        if event["buffers"]:
+            report.find("half_loaded", event["at"], names=listed(event["buffers"]))
+        if event["untied"]:
+            names = " = ".join(event["untied"][0])
+            report.find("half_loaded:untied", event["at"], names=names)
 
 
 def drift_of_whole(ranks: list[Rank]) -> dict | None:
@@ -114,6 +154,27 @@ def drift_of_whole(ranks: list[Rank]) -> dict | None:
                 pair = {"one": ranks[0].rank, "other": rank.rank}
                 return {"count": len(apart), "all": len(begun), "step": n, **pair}
     return None
+
+
+def own_norms(ranks: list[Rank]) -> dict | None:
+    """A step before which ranks have multiplied their gradients by numbers of their own."""
+    factors = [dict(factors_of(rank)) for rank in ranks]
+    for n in sorted(set.intersection(*map(set, factors))):
+        values = [own[n] for own in factors]
+        few, many = (values.index(one) for one in (min(values), max(values)))
+        if values[many] - values[few] > ALIKE * values[many]:
+            who = {"one": ranks[few].rank, "other": ranks[many].rank}
+            return {"step": n, **who, "mine": values[few], "theirs": values[many]}
+    return None
+
+
+def factors_of(rank: Rank) -> Iterator[tuple[int, float]]:
+    """What all gradients were multiplied by between backward and step."""
+    for n, before in rank.figures["fresh"].items():
+        pairs = zip(rank.figures["gradients"].get(n, []), before, strict=False)
+        found = [one / other for (one, _), (other, _) in pairs if other > 0 and math.isfinite(one)]
+        if found and max(found) - min(found) <= ALIKE * max(found):
+            yield n, max(found)
 
 
 def compared(ranks: list[Rank], what: str) -> bool:

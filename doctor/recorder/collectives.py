@@ -34,6 +34,8 @@ SYNC_BATCH_NORM = sys.modules[SyncBatchNorm.__module__].__file__
 
 
 def collective(kind: str, group: object, *args: object, **_: object) -> None:
+    if group is not None and group.size() == 1 < dist.get_world_size():
+        return  # it tells nobody anything
     given = tensors_in(args[:1])
     exchanged(kind, group, *args)
     if kind in ("send", "recv", "recv_anysource"):

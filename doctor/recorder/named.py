@@ -1,7 +1,6 @@
 """What two runs are compared by: optimizers, frozen parameters, layers and what is saved, by their
 names."""
 
-import math
 import re
 import weakref
 from collections import defaultdict
@@ -103,15 +102,7 @@ def note_layers(model: object, parameters: list) -> None:
     single = any(p.is_cuda and p.dtype == torch.float32 for p in parameters)
     if single and torch.get_float32_matmul_precision() != "highest":
         types.add("tf32")
-    copies = 1  # of a part, where FSDP also replicates
-    for p in [p for p in parameters if any(map(is_part, getattr(p, "placements", ())))][:1]:
-        sizes = zip(p.placements, p.device_mesh.mesh.shape, strict=True)
-        copies = math.prod(size for place, size in sizes if place.is_replicate())
-    notes.event("layers", norms=norms, drops=drops, types=sorted(types), copies=copies)
-
-
-def is_part(place: object) -> bool:
-    return not place.is_replicate()
+    notes.event("layers", norms=norms, drops=drops, types=sorted(types))
 
 
 def collect(obj: object, name: str, tensors: dict, numbers: dict, depth: int = 0) -> None:

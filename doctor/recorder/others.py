@@ -12,6 +12,7 @@ from .figures import figures, figures_of
 STATISTICS = "mean|var|std|avg"  # names of buffers
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+WHOLE_NUMBERS = (torch.int64, torch.int32, torch.bool)
 
 
 def all_modules() -> list:
@@ -41,13 +42,14 @@ class Others:
                 continue
             tensors = {**module._parameters, **module._buffers}
             for name, tensor in tensors.items():
-                if type(tensor) not in PLAIN or tensor.dtype not in FLOATS or tensor.is_meta:
+                buffer = name in module._buffers
+                kinds = (*FLOATS, *WHOLE_NUMBERS) if buffer and id(module) in mine else FLOATS
+                if type(tensor) not in PLAIN or tensor.dtype not in kinds or tensor.is_meta:
                     continue  # also DTensors, and numbers that nobody can add up
                 if id(tensor) in known or tensor.requires_grad or tensor.numel() < 2:
                     continue
                 known.add(id(tensor))
                 place = (weakref.ref(module), name)
-                buffer = name in module._buffers
                 if buffer and re.search(STATISTICS, name):
                     if id(tensor) not in sent:
                         self.places["statistics"].append(place)

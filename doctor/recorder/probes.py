@@ -4,7 +4,7 @@ Each is attached by itself. If one is missing in some torch, or fails, only thos
 that name it among their needs.
 """
 
-from . import collectives, data, ending, files, results, training, window
+from . import collectives, data, ending, files, results, training, unset, window
 from .hooks import Probe
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
@@ -51,6 +51,8 @@ PROBES = (
     Probe("wrap", f"{DDP}.__init__", after=training.training.wrap),
     Probe("forward", f"{DDP}.forward", attach=training.watch_forward),
     Probe("no_sync", f"{DDP}.no_sync", attach=training.watch_no_sync),
+    Probe("to_empty", "torch.nn.Module.to_empty", unset.unset.before, unset.unset.after),
+    Probe("to_empty", f"{DDP}.__init__", unset.unset.before_ddp),
     Probe("save", "torch.serialization.save", files.saved, also="torch.save"),
     Probe("load", "torch.nn.Module.load_state_dict", after=files.loaded),
     Probe("files", "sys.addaudithook", attach=files.watch),
@@ -58,6 +60,10 @@ PROBES = (
 )  # fmt: skip
 OF_SAFETENSORS = (Probe("safetensors", "safetensors", attach=files.watch_safetensors),)
 OF_HOROVOD = (Probe("horovod", "horovod.torch", attach=collectives.attach_to_horovod),)
+OF_FSDP = (
+    Probe("held", "torch.distributed.fsdp.FSDPModule.set_requires_gradient_sync",
+          after=window.window.switched),
+)  # fmt: skip
 # Where two runs are compared.
 OF_TWO = (
     Probe("printed", "sys.stdout", attach=results.watch_output),

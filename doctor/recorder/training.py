@@ -21,7 +21,9 @@ from .named import groups_of, names_of, note_fixed, note_layers, note_optimizer,
 from .notes import compares, notes, user_line
 from .others import all_modules, others
 from .parameters import MOST, Emptied, Still
+from .parts import Parts
 from .randomness import generators
+from .unset import unset
 from .window import window
 
 ALL_UNTIL = 20  # steps that are compared between ranks, each;
@@ -41,6 +43,8 @@ class Training:
         self.unclipped = {}  # a parameter's id -> its gradient's before clipping, and when
         self.whole = set()  # ids of parameters that ranks have as a whole, beside parts of others
         self.fixed = []  # parameters of the model that no optimizer has; of runs that are compared
+        self.cut = False  # ranks have parts
+        self.fresh = None  # of parts: figures of gradients as the latest backward has left them
         self.closed = False  # a closure makes them inside the step, as Lightning's Trainer has it
         self.done = True  # a step() inside a step(), as Horovod has them, counts once
         self.outer = None  # groups of the outer one's parameters, until the step
@@ -138,8 +142,10 @@ class Training:
             self.gradients = gradients_of(parameters)
         if self.gradients is not None:
             figures.write("gradients", self.steps, self.gradients)
+            if self.fresh is not None:
+                figures.write("fresh", self.steps, self.fresh)
             self.write_unclipped(parameters)
-        self.gradients = None
+        self.gradients = self.fresh = None
         self.closed = False
         figures.drain(wait=False)
 
@@ -211,6 +217,8 @@ class Training:
             emptied.after_change()
 
     def after_backward(self, *_: object, **__: object) -> None:
+        if self.cut and len(self.optimizers) == 1 and self.steps < ALL_UNTIL and not capturing():
+            self.fresh = gradients_of(parameters_of(*self.optimizers))
         for emptied in self.emptied.values():
             emptied.after_backward()
 
@@ -225,31 +233,20 @@ class Training:
         batches = torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.dropout._DropoutNd
         self.moody = any(isinstance(module, batches) for module in model.modules())
         zero = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
-        everything = [*parameters, *model.parameters()]  # an optimizer may have a few of them
-        parts = [p for p in everything if hasattr(p, "to_local")]  # DTensors
-        self.whole = whole_of(everything)
+        parts = Parts(model, parameters, zero)
+        self.whole, self.cut = parts.whole, "sharded" in parts.wrappers
+        notes.call("to_empty", unset.tell, model)
         self.train(model)
-        wrappers = ["sharded"] * bool(zero or parts)
-        group = None
-        at = self.made.get(optimizer) or user_line()
-
-        for module in model.modules():
-            name = type(module).__name__
-            if "FSDP" in name or "FullySharded" in name:
-                wrappers += ["sharded", "FSDP"]
-            if name in ("DistributedDataParallel", "DataParallel"):
-                wrappers.append(name)
-            if isinstance(module, DistributedDataParallel):
-                at = self.made.get(module, at)
-                group = dist.get_process_group_ranks(module.process_group)
+        wrapped = [self.made[module] for module in model.modules() if module in self.made]
         notes.event(
             "model",
-            at=at,
-            wrappers=wrappers,
-            group=group,
+            at=wrapped[-1] if wrapped else self.made.get(optimizer) or user_line(),
+            wrappers=parts.wrappers,
+            group=parts.group,
+            copies=parts.copies,
             sizes=[p.numel() for p in parameters],
             others=others.look(model, parameters),
-            together=[] if "DistributedDataParallel" in wrappers else sharing(parts, wrappers),
+            together=parts.together,
         )
         if compares():
             note_layers(model, parameters)
@@ -362,33 +359,6 @@ def is_norm(module: object) -> bool:
     """BatchNorm of torch or of another library; other modules may keep a running_mean, too."""
     known = isinstance(module, torch.nn.modules.batchnorm._NormBase)
     return known or ("BatchNorm" in type(module).__name__ and hasattr(module, "running_var"))
-
-
-def whole_of(parameters: list) -> set[int]:
-    """Ids of those that every rank has as a whole, where others are parts of DTensors, of which all
-    ranks have some."""
-    whole, parts = set(), []
-    for p in parameters:
-        if all(place.is_replicate() for place in getattr(p, "placements", ())):
-            whole.add(id(p))
-        else:
-            parts.append(p.device_mesh.size())
-    return whole if parts and set(parts) == {dist.get_world_size()} else set()
-
-
-def sharing(parts: list, wrappers: list) -> list[int]:
-    """Ranks that hold parts of these DTensors and share their samples, this one among them.
-
-    FSDP's parts are for samples of one's own; beyond them, nobody can tell the dimensions of a
-    mesh apart.
-    """
-    own = "FSDP" in wrappers
-    for p in parts:
-        if sum(not place.is_replicate() for place in p.placements) > own:
-            mesh = p.device_mesh.mesh
-            alone = mesh.dim() == 1 and not own
-            return mesh.flatten().tolist() if alone else list(range(dist.get_world_size()))
-    return []
 
 
 def node(parameter: object) -> object:

@@ -22,6 +22,8 @@ class Window:
         self.exchanged: dict[tuple, int] = {}  # of those before backward: group -> largest size
         self.backwards = 0  # until the step
         self.at = None  # the line of the latest one
+        self.held = None  # the line that has switched FSDP's reduction of gradients off, if it is
+        self.kept = None  # the same, while the latest backward ran
         self.wrapped = weakref.WeakSet()  # models under DDP
         self.averaged = 0  # of these, those whose gradients DDP averages
         self.scattered: set[int] = set()  # and those in which FSDP reduces some
@@ -45,6 +47,7 @@ class Window:
         self.backwards += 1
         self.at = user_line() or self.at  # in a thread of autograd there is none
         self.averaged += self.averages()
+        self.kept = self.held
         with self.lock:
             given, self.given = self.given, []
         self.chosen = self.learned_from(given)
@@ -95,6 +98,9 @@ class Window:
         if first is not None and first.dim() and torch.is_grad_enabled():
             self.rows.append(len(first))
 
+    def switched(self, _: object, __: object, reduces: bool, *___: object, **____: object) -> None:
+        self.held = None if reduces else user_line()
+
     def step(self) -> dict:
         """For the event of an optimizer's step: what it has learned from."""
         if not self.backwards:
@@ -105,6 +111,7 @@ class Window:
             "learned": self.learned,
             "exchanged": [[size, list(group)] for group, size in self.exchanged.items()],
             "averaged": self.averaged + len(self.scattered),
+            "held": self.kept,
             "rows": self.rows,
         }
         self.learned, self.exchanged, self.rows, self.scattered = [], {}, [], set()

@@ -95,39 +95,6 @@ def test_is_looked_at(what: str, crew: Crew, tmp_path: Path) -> None:
     assert report.not_checked.keys() & ASKED == {unchecked} - {""}, report.not_checked
 
 
-FSDP = """
-import sys, torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
-loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=False))
-model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-fully_shard(model[0])
-fully_shard(model)
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-for n, (x, y) in enumerate(loader):
-    model.set_requires_gradient_sync(n % 2 == 1)
-    nn.functional.mse_loss(model(x), y).backward()
-    if n % 2:
-        optimizer.step()
-        optimizer.zero_grad()
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.parametrize("each", [True, False])
-def test_reduced_after_each_part(each: bool, crew: Crew, tmp_path: Path) -> None:
-    """FSDP's gradients, as DDP's."""
-    words = ("    model.set_requires_gradient_sync(n % 2 == 1)\n", "") if each else ()
-    report = examined_text(crew, faults.changed(FSDP, words), tmp_path)["en"]
-    assert [found.name for found in report.findings] == ["no_sync:sharded"] * each
-    assert "no_sync" in report.checked
-
-
 class Odd:
     """Of a program that the doctor cannot import."""
 

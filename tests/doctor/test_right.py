@@ -233,7 +233,7 @@ WRONG = {
     "wrong_frozen": "drifting_weights",
     "wrong_statistics": "unequal_buffers",
     "wrong_pairs_alike": "same_samples",
-    "wrong_tensor_parallel_clipped": "drifting_weights",
+    "wrong_tensor_parallel_clipped": "clipped",
     "wrong_whole_beside_parts": "drifting_weights",
     "wrong_whole_of_few": "drifting_weights",
     "wrong_vote": "wrong_evaluation",
@@ -252,7 +252,6 @@ CORE = """
 CHECKED = {
     # Its second backward pass shows that it trains on them.
     "batches_under_no_grad": ("same_samples unequal_steps equal_randomness", "wrong_evaluation"),
-    # Its norm is its own.
     "tensor_parallel_clipped": ("untrained", "clipped"),
     # Whatever its attributes hold, such as functions by their names.
     "dataset_readers": ("overlapping_samples unequal_targets", ""),

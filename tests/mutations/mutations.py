@@ -39,6 +39,7 @@ ENDINGS = "tests/doctor/test_endings.py"
 PROBES = "tests/doctor/test_probes.py"
 KINDS = "tests/doctor/test_right.py"
 AGAINST = "tests/doctor/test_against.py"
+DIVIDED = "tests/doctor/test_sharded.py::test_divided"
 DRAWS = "tests/doctor/test_draws.py"
 LOOKED = "tests/doctor/test_looked.py::test_is_looked_at"
 ORDER = f"{AGAINST}::test_order_of_the_first_run"
@@ -481,6 +482,17 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{DOCTOR}::test_is_not_hidden[one-order-under-a-wrapper-in-eval-mode]": [
         ("the wrapper's mode is not the model's", 1,
          'model = getattr(model, "module", model)', "pass"),
+    ],
+    f"{DIVIDED}[right]": [
+        ("parts of a model are compared with their like", 1,
+         "teams = replicas(ranks) if alike else []", "teams = [ranks]"),
+    ],
+    f"{DIVIDED}[clipped-by-value]": [
+        ("what is clipped by value was not multiplied by one number", 1,
+         "if found and max(found) - min(found) <= ALIKE * max(found):", "if found:"),
+    ],
+    f"{DIVIDED}[a-buffer-of-zeros,-in-zeros]": [
+        ("a buffer that got what it had is set", 1, "return buffer._version, ", "return 0, "),
     ],
     f"{KINDS}::test_is_named[wrong_fsdp_alike]": [
         ("FSDP gathers weights", 1, "or FSDP in name", ""),

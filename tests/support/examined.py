@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib
 import json
 import multiprocessing
 import os
@@ -30,6 +31,7 @@ from doctor.recorder.notes import FOLDER, error_line, notes
 from doctor.report import LANGUAGES, Finding, Report
 from tools.site.verdicts import VERDICTS, all_cases, faults
 
+ATTACHED = set()  # in a crew member: what waits for a module that the script may import
 EVENTS = ROOT / "doctor/EVENTS.md"
 OLDEST = not hasattr(torch.cpu.Stream, "record_event")  # torch 2.6
 
@@ -48,14 +50,23 @@ def record(script: str, folder: str, without: str, *argv: str) -> None:
         attach("torch")
         if OLDEST:  # its gloo may hang there: docs/en/troubleshooting.md#end
             hook("", torch.distributed, "destroy_process_group", lambda *_: time.sleep(0.1))
+    fsdp = "torch.distributed.fsdp"
+    if fsdp in Path(script).read_text() and "held" not in ATTACHED:
+        importlib.import_module(fsdp)
+        attach(fsdp)
+        ATTACHED.add("held")
     from doctor.recorder import collectives, data, figures, files, inputs, others, training, window
+    from doctor.recorder.unset import unset
 
-    gc.collect()  # the modules of the script before
     notes.begin(os.environ[FOLDER])
     files.OPENED.clear()
-    parts = [collectives.trace, data.data, figures.figures, inputs.inputs, others.others]
+    parts = [collectives.trace, data.data, figures.figures, inputs.inputs, others.others, unset]
     for part in [*parts, training.training, window.window]:
         part.__init__()
+    gc.collect()  # the modules of the script before
+    for module in others.all_modules():  # FSDP keeps some, from C++
+        module._parameters.clear()
+        module._buffers.clear()
     if without:
         notes.fail(without, without, missing=True)
     if compiler := sys.modules.get("torch._dynamo"):

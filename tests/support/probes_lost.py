@@ -5,7 +5,7 @@ from pathlib import Path
 from doctor.checks import judge
 from doctor.findings import CHECKS, needs_of
 from doctor.ranks import ranks_of, read_events
-from doctor.recorder.probes import OF_HOROVOD, OF_SAFETENSORS, OF_TWO, PROBES
+from doctor.recorder.probes import OF_FSDP, OF_HOROVOD, OF_SAFETENSORS, OF_TWO, PROBES
 from doctor.report import Report
 from doctor.without.changes import CHANGES
 
@@ -37,6 +37,8 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "wrap": (("unhooked",), {}),
     "forward": ((), {"step": {"rows": [], "begun": {}}}),
     "no_sync": (("no_sync",), {}),
+    "to_empty": (("unset",), {}),
+    "held": ((), {"step": {"held": None}}),
     "save": (("saved", "wrote"), {}),
     "load": (("loaded",), {}),
     "files": (("wrote", "locked", "opened"), {}),
@@ -44,7 +46,7 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "exit": (("exit",), {}),
     "horovod": (("rank", "collective"), {}),
 }
-NAMES = {probe.name for probe in (*PROBES, *OF_SAFETENSORS, *OF_HOROVOD)}
+NAMES = {probe.name for probe in (*PROBES, *OF_FSDP, *OF_SAFETENSORS, *OF_HOROVOD)}
 COMPARED = {probe.name for probe in (*OF_TWO, *CHANGES)}  # where two runs are
 EVERY = NAMES | COMPARED
 

@@ -48,6 +48,22 @@ NOISE = (  # workers draw the noise of their items
     "sampler=sampler",
     "sampler=sampler, num_workers=2",
 )
+EMPTIED = (  # memory for a model of shapes alone, and then its weights
+    "model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 3))\n",
+    "class Scaled(nn.Linear):\n"
+    "    def __init__(self):\n"
+    "        super().__init__(8, 16)\n"
+    "        self.register_buffer('scale', torch.full((8,), 0.5), persistent=False)\n\n"
+    "    def forward(self, inputs):\n"
+    "        return super().forward(self.scale * inputs)\n\n\n"
+    "def build():\n"
+    "    return nn.Sequential(Scaled(), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 3))\n\n\n"
+    "with torch.device('meta'):\n"
+    "    model = build()\n"
+    "model.to_empty(device='cpu')\n"
+    "model.load_state_dict(build().state_dict())\n"
+    "model[0].scale.fill_(0.5)\n",
+)
 COSINE = (  # a rate for each step
     "ReduceLROnPlateau(optimizer, patience=0)",
     "CosineAnnealingLR(optimizer, 15)",
@@ -136,6 +152,7 @@ FAULTS = {
     "unequal_gradients": ("ddp(images)", "model(images)"),
     "drifting_weights": ("0.1 * world_size", "0.1 * world_size, momentum=0.1 * rank"),
     "drifting_weights:rates": ("scheduler.step(totals[0] / totals[1])", "scheduler.step(loss)"),
+    "half_loaded": (*EMPTIED, "model[0].scale.fill_(0.5)\n", ""),
     "untrained": (  # too small a rate for bfloat16
         "nn.BatchNorm1d(16)",
         "nn.ReLU()",
