@@ -20,7 +20,7 @@ def orders(ranks: list[Rank]) -> list[dict]:
     trained = {id(passes[0]): passes for passes in together}
     found = []
     for one in ranks[0].passes.values():
-        if one.loader["iterable"]:
+        if one.loader["iterable"] or not one.batches:
             continue
         passes = trained.get(id(one), ())
         if any(each.unseen() for each in passes):

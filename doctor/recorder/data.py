@@ -32,7 +32,7 @@ class Pass:
     """One iteration over a loader. It keeps neither alive: a loader that goes ends its workers."""
 
     def __init__(self, n: int, loader: object) -> None:
-        self.n = n
+        self.n, self.of = n, id(loader)
         self.in_order = getattr(loader, "in_order", True)  # or workers may overtake each other
         self.indexed = not isinstance(loader.dataset, IterableDataset)
         self.line = ""  # where the loader was made

@@ -18,6 +18,7 @@ from ..recorder.data import chain, data, draws
 from ..recorder.notes import notes, place
 from . import first, without
 
+LATEST = {}  # a loader's id -> its latest pass, and what the first run told of the same one
 # What samplers call their share: torch's and those like it, accelerate's.
 NAMES = (("rank", "num_replicas"), ("process_index", "num_processes"), ("rank", "world_size"))
 
@@ -87,12 +88,17 @@ def share_of(iterator: object, size: int) -> Share | None:
     first batch."""
     dataset, sampler = iterator._dataset, iterator._index_sampler
     left = first()["shuffling"]  # passes that are not begun yet
-    same = [one for one in left if one["length"] == length_of(dataset)]
+    one = data.making or iterator._doctor
+    before, found = LATEST.pop(one.of, (None, None))
+    if found and not before.count:  # nobody took what its workers fetched
+        left.insert(0, found)
+    same = [found for found in left if found["length"] == length_of(dataset)]
     print_of = fingerprint(root_of(dataset)) if same else ""
-    same = [one for one in same if one["fingerprint"] == print_of] or same
+    same = [found for found in same if found["fingerprint"] == print_of] or same
     if not same:
         return None
     left.remove(same[0])
+    LATEST[one.of] = one, same[0]
     count = draws(sampler)
     mine = count or (length_of(sampler) or 0) * size
     shares = round(same[0]["draws"] / mine) if mine else 0
