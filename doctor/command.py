@@ -38,13 +38,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from .against.comparison import Comparison
 from .against.first import told
-from .against.runs import Run, run_of
+from .against.runs import run_of
 from .before import Before
 from .checks import judge
 from .findings import KINDS
@@ -306,15 +305,6 @@ def run_in_folder(
     return job, ranks
 
 
-def run_again(args: argparse.Namespace, report: Report, noise: float) -> Run | None:
-    """The first of two runs once more, its evaluations moved by noise; None: it would not."""
-    print("\n" + report.say("against_again", size=abs(noise)), flush=True)
-    with suppress(SystemExit):  # said by fail
-        job, ranks = run_in_folder(args, args.against, report.say, {"noise": noise})
-        return None if broken(job, ranks) else run_of("A", ranks)
-    return None
-
-
 def write_json(args: argparse.Namespace, found: object) -> None:
     if not args.json:
         return
@@ -438,7 +428,6 @@ def examine(args: argparse.Namespace) -> None:
     comparison = None
     if first and not job.cut:
         comparison = Comparison(run_of("A", first), run_of("B", ranks), report, args.without or "")
-        comparison.again = partial(run_again, args, report)
         comparison.compare()
         report.differs = comparison.status() == 1
         both = {"a": shlex.join(args.against), "b": shlex.join(args.command)}

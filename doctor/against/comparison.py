@@ -8,9 +8,7 @@ what was saved and what was printed. The first difference ends the comparison of
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
 from statistics import median
 
 from ..before import METADATA
@@ -24,7 +22,6 @@ from .runs import (
     Run,
     Samples,
     left,
-    moves,
     name_alike,
     of_own_share,
     others,
@@ -44,7 +41,6 @@ SMALL = 1e-3  # of all gradients together: a smaller one may be nothing but roun
 SHARE = 0.01  # of all weights: tensors that are less say nothing by themselves,
 FAINT = 1e-7  # and as little of their size is what Adam's eps leaves of rounding in float64
 PRINTED = 1e-3  # numbers further apart are shown; rounding may be the reason where it is coarse
-MOVES = 10  # so many times a difference that is seen may be one that is not
 UNREAD = ("saved:folder", "left")  # said, and no difference
 BOTH = " | "  # between a file of A and the one of B that is compared with it
 ENDS = ("resumed:without", "resumed:unknown")  # nothing can be compared
@@ -87,7 +83,6 @@ class Comparison:
         self.lost: set[str] = set()  # facts, for want of a probe that they need
         self.begun = self.largest = 0.0  # their difference, first and so far
         self.faint = 0.0  # the same of tensors whose gradients are nothing but rounding
-        self.again: Callable[[float], Run | None] = lambda size: None  # A once more, with noise
 
     def say(self, kind: str, which: str, step: int | None = None, /, **values: object) -> None:
         values = {"step": step, "a": self.one.label, "b": self.two.label, **values}
@@ -406,9 +401,12 @@ class Comparison:
             bound = min(GROWTH * max(self.rounding(), self.largest), LARGE)
             other = [name for name, part in parts.items() if part > bound]
             norms = {name: norm for name, (norm, _) in found[0].items()}
-            share = math.hypot(*(norms[name] for name in other)) / (
-                math.hypot(*norms.values()) or 1
-            )
+            every = math.hypot(*norms.values())
+            if not (other or math.isfinite(every)):
+                self.numbers = False
+                self.say("skipped", "numbers:nan", n - 1)
+                return
+            share = math.hypot(*(norms[name] for name in other)) / (every or 1)
             if other and over:
                 return
             faint = max((parts[name] for name in other), default=0.0)
@@ -520,7 +518,7 @@ class Comparison:
         drops = max((run.of_model("drops") for run in self.runs), key=len)
         if norms:
             found.append(("batchnorm", {"norms": few(norms), "number": len(norms)}))
-        call = unmatched(self.runs, 0, n - 1, self.ordered, training=True)
+        call = unmatched(self.runs, 0, n - 1, self.ordered)
         if self.one.begun and (drops or call):
             found.append(("resumed:random", {"call": few(drops) or call}))
         elif drops:
@@ -648,21 +646,21 @@ class Comparison:
         """Of numbers that are made of the weights: a score, say."""
         return min(10 * GROWTH * max(self.rounding() / 100, self.largest), PRINTED)
 
-    @compares("printed", "printed collectives noise")
+    @compares("printed", "printed collectives")
     def compare_printed(self) -> None:
         """Lines with the same words and other numbers."""
         mine, theirs = (printed(run, self.one.begun > 0) for run in self.runs)
         both = [
-            (words, *pair)
+            pair
             for words in mine
             if words in theirs  # as they came
             for pair in zip(mine[words], theirs[words], strict=False)
         ]
         found = [row for row in both if self.others(*row)]
-        strange = [row for row in found if not self.of_own_share(self.others(*row), *row[1:])]
+        strange = [row for row in found if not self.of_own_share(self.others(*row), *row)]
         # What two runs say of equal weights.
-        sure = [row for row in strange if row[1]["after"] == row[2]["after"]]
-        sure = [row for row in sure if row[1]["after"] in self.equal]
+        sure = [row for row in strange if row[0]["after"] == row[1]["after"]]
+        sure = [row for row in sure if row[0]["after"] in self.equal]
         if not found:
             if both:
                 self.say("same", "printed:same", count=len(both))
@@ -673,54 +671,18 @@ class Comparison:
         elif not strange:
             self.say_lines("cause", "printed:share", found, both)
         else:
-            places = {line["after"] for *_, line in sure}
-            # What training drew left equal weights.
-            drawn = {n: unmatched(self.runs, n - 1, n, self.ordered, False) for n in places}
-            wrong = [row for row in sure if not drawn[row[2]["after"]]]
-            moved = self.moved(wrong, mine) if wrong else {}
-            steady = [row for row in wrong if self.others(*row, moved)]
-            moving = [row for row in wrong if row not in steady]
-            if steady:
-                self.say_lines("differs", "printed" if moved else "printed:once", steady, both)
-            if moving:
-                self.say_lines("undecided", "printed:moves", moving, both)
-            if by_chance := [row for row in sure if row not in wrong]:
-                call = drawn[by_chance[0][2]["after"]]
-                self.say_lines("undecided", "printed:drawn", by_chance, both, call=call)
+            self.say_lines("differs", "printed", sure, both)
 
-    def others(self, words: str, mine: dict, theirs: dict, moved: dict | None = None) -> list:
-        own = moved and [MOVES * size for size in moved[words]]
-        return others(mine["text"], theirs["text"], self.tolerance(), own)
+    def others(self, mine: dict, theirs: dict) -> list:
+        return others(mine["text"], theirs["text"], self.tolerance())
 
-    def moved(self, strange: list, mine: dict) -> dict[str, list]:
-        """Words of a line of A -> how far its numbers move by themselves, in an evaluation that
-        rounds in another way: as ties do, of a score that ranks."""
-        found = {}
-        noise = MOVES * max(self.rounding() / 100, self.largest)
-        for size in (noise, -noise):  # what one of them leaves in its order, the other one turns
-            again = self.again(size)
-            if again:
-                again.begun = self.one.begun
-            begun = [run and [*run.figures("weights", 0, 1).values()] for run in (self.one, again)]
-            if begun[0] != begun[1]:
-                break  # it found what the first time had left, or failed
-            lines = printed(again, self.one.begun > 0)
-            for words in {words for words, *_ in strange}:
-                far = moves(mine[words], lines.get(words, []))
-                pairs = zip_longest(far, found.get(words, []), fillvalue=0.0)
-                found[words] = [max(pair) for pair in pairs]
-            if not any(self.others(*row, found) for row in strange):
-                break
-        return found
-
-    def say_lines(self, kind: str, which: str, lines: list, both: list, **values: object) -> None:
+    def say_lines(self, kind: str, which: str, lines: list, both: list) -> None:
         rows = [
             f"\n    {run.label}  {line['text']}"
-            for _, *pair in lines[:FEW]
+            for pair in lines[:FEW]
             for run, line in zip(self.runs, pair, strict=True)
         ]
-        counts = {"count": len(lines), "all": len(both)}
-        self.say(kind, which, rows="".join(rows), **counts, **values)
+        self.say(kind, which, rows="".join(rows), count=len(lines), all=len(both))
 
     def of_own_share(self, found: list, *lines: dict) -> bool:
         """Whether in one run rank 0 has computed these numbers of its own samples alone."""

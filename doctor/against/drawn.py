@@ -10,12 +10,11 @@ NAME, AT, SHAPE, PER, SOURCE = range(5)  # of a call in an event
 FEW = 3  # calls that are named
 
 
-def unmatched(runs: tuple[Run, Run], first: int, last: int, ordered: bool, training: bool) -> str:
-    """The first calls whose numbers are others in the second run, or may be; or "".
+def unmatched(runs: tuple[Run, Run], first: int, last: int, ordered: bool) -> str:
+    """The first calls of training whose numbers are others in the second run, or may be; or "".
 
     first, last: how many steps had been made when it drew. ordered: a row of a batch is known to
-    be of the same sample in both. training: not in an evaluation; else in nothing but one, as far
-    as loaders tell.
+    be of the same sample in both.
     """
     groups = defaultdict(lambda: ([], []))  # steps, stream -> events of each run
     for number, run in enumerate(runs):
@@ -24,9 +23,8 @@ def unmatched(runs: tuple[Run, Run], first: int, last: int, ordered: bool, train
             for event in rank.events["drawn"]:
                 one = rank.passes.get(event["pass"])
                 learned = one is not None and one.loader["id"] in passes
-                wanted = one is None or learned == training
                 n = event["n"] - run.begun
-                if first <= n <= last and wanted:
+                if first <= n <= last and (one is None or learned):
                     groups[n, event["stream"]][number].append(event)
     for _, (mine, theirs) in sorted(groups.items()):
         if calls := parted(mine, theirs, ordered):

@@ -31,7 +31,7 @@ def parted(one: Run, two: Run, n: int, without: list[str]) -> tuple[str, str, di
     if kinds:
         return "skipped", "rows:kinds", {**values, "kinds": listed(sorted(kinds))}
     # Whose the rows of a draw are, was only taken for granted.
-    call = unmatched((one, two), n - 1, n - 1, ordered=False, training=True)
+    call = unmatched((one, two), n - 1, n - 1, ordered=False)
     twice = len(b) - len(set(b))
     # Of numpy and random, --without draws gives all ranks the same numbers.
     whole = len(set(map(tuple, theirs))) < len(theirs)  # not a few of them, by chance

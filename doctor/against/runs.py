@@ -18,7 +18,8 @@ from ..ranks import Pass, Rank
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 UNITS = r"(?:s|sec|secs|seconds?|ms|min|minutes|h|hours?|[kMG]i?B|\w*/s(?:ec)?(?:/\w+)?|s/\w+)"
 CLOCKED = (
-    r"\w*(?:time|elapsed|speed|second|throughput|memory)\w*|\b(?:eta|data|(?:max_)?mem)\b|"
+    r"\w*(?:time|elapsed|speed|second|throughput|memory)\w*|\b(?:eta|data|(?:max_)?mem|v_num)\b|"
+    r"memory (?:before|consumed|used)[^\d:=|]*|"  # at the end of the train (end-begin): 16
     r"\w+\s*\(t\)|\w+/s(?:ec)?\b"  # Batch (t): 0.2; img/s: 90
 )
 BAR = r"(\d+)%\|[^|]*\|\s*\S+/\S+"  # of tqdm: how many batches, which may be of a rank's share
@@ -360,26 +361,12 @@ def nameless(word: re.Match) -> str:
     return "~" if named or re.fullmatch(DATE, text.rstrip(".")) else text
 
 
-def moves(mine: list, again: list) -> list[float]:
-    """How far each number of a line is from that of the same line in another run, at most."""
-    rows = []
-    for pair in zip(mine, again, strict=False):
-        numbers = (map(float, re.findall(NUMBER, line["text"])) for line in pair)
-        rows.append([abs(a - b) for a, b in zip(*numbers, strict=True)])
-    return [max(column) for column in zip(*rows, strict=True)]
-
-
-def others(
-    mine: str, theirs: str, tolerance: float, moved: list[float] | None = None
-) -> list[tuple[str, str, str]]:
-    """Numbers that are other ones, by more than rounding: the words before each, and both.
-
-    moved: so far numbers move by themselves.
-    """
+def others(mine: str, theirs: str, tolerance: float) -> list[tuple[str, str, str]]:
+    """Numbers that are other ones, by more than rounding: the words before each, and both."""
     found = []
     pairs = zip(re.finditer(NUMBER, mine), re.finditer(NUMBER, theirs), strict=True)
-    for n, (one, other) in enumerate(pairs):
-        last = max(min(unit(one[0]), unit(other[0])), moved[n] if moved else 0)
+    for one, other in pairs:
+        last = min(unit(one[0]), unit(other[0]))
         if not math.isclose(float(one[0]), float(other[0]), rel_tol=tolerance, abs_tol=last):
             found.append((mine[: one.start()].lower(), one[0], other[0]))
     return found

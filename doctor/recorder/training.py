@@ -49,7 +49,6 @@ class Training:
         self.done = True  # a step() inside a step(), as Horovod has them, counts once
         self.outer = None  # groups of the outer one's parameters, until the step
         self.firsts = 0  # of these, steps of the first optimizer
-        self.numbers = count(1)  # of optimizers; a freed one's is not given again
         self.scheduler_numbers = count(1)
         self.optimizers = weakref.WeakKeyDictionary()  # -> the number of each
         self.renewed = 0  # how often one took another one's place
@@ -161,7 +160,7 @@ class Training:
             gc.collect()  # it may hang in a cycle, with its scheduler say
         number = next((n for n, old in alike if old() is None), None)
         if number is None:
-            number = next(self.numbers)
+            number = len(self.kinds) + 1
         else:
             notes.event("restored")
             self.renewed += 1

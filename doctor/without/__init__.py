@@ -19,6 +19,5 @@ def without(part: str) -> bool:
 
 @cache
 def first() -> dict:
-    """In the second of two runs: what against/first.py tells of the first one. Where the first is
-    run again: its noise."""
+    """In the second of two runs: what against/first.py tells of the first one."""
     return json.loads(Path(os.environ[FIRST]).read_text()) if FIRST in os.environ else {}

@@ -2,7 +2,7 @@
 
 from ..recorder.hooks import Probe
 from ..recorder.probes import ITERATOR
-from . import draws, layers, noise, order, rounding
+from . import draws, layers, order, rounding
 
 CHANGES = (
     Probe("shuffling", f"{ITERATOR}._next_index", attach=order.replaying),
@@ -17,5 +17,4 @@ CHANGES = (
     ),
     Probe("draws", "torch.optim.optimizer.Optimizer.__init__", after=draws.new_optimizer),
     Probe("rounding", "torch", attach=rounding.rounding),
-    Probe("noise", "torch.nn.modules.module", attach=noise.noise),
 )

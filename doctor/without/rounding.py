@@ -1,10 +1,12 @@
 """--without rounding: float64."""
 
 import torch
+from torch.nn import functional
 
 from . import without
 
 COARSE = (torch.float32, torch.float16, torch.bfloat16)
+SOFTMAX = ("softmax", "log_softmax")
 
 
 def rounding(probe: str, _: object) -> None:
@@ -15,8 +17,10 @@ def rounding(probe: str, _: object) -> None:
     torch.set_default_dtype(torch.float64)
     for name in ("float", "half", "bfloat16"):
         setattr(torch.Tensor, name, torch.Tensor.double)
-    for name in ("to", "type"):
-        setattr(torch.Tensor, name, asked(getattr(torch.Tensor, name)))
+    # A mask of the largest number of float64 is no number in a softmax in float32.
+    for owner, names in ((torch.Tensor, ("to", "type", *SOFTMAX)), (functional, SOFTMAX)):
+        for name in names:
+            setattr(owner, name, asked(getattr(owner, name)))
     for kind in (torch.autocast, torch.amp.GradScaler):
         kind.__init__ = switched_off(kind.__init__)
     torch.nn.modules.module.register_module_forward_pre_hook(lambda _, args: exact_in(args))
@@ -38,8 +42,9 @@ def exact(value: object) -> object:
 
 
 def asked(own: object) -> object:
-    def change(tensor: object, *args: object, **kwargs: object) -> object:
-        return own(tensor, *map(exact, args), **{k: exact(value) for k, value in kwargs.items()})
+    def change(*args: object, **kwargs: object) -> object:
+        args = args[:1] + tuple(map(exact, args[1:]))
+        return own(*args, **{k: exact(value) for k, value in kwargs.items()})
 
     return change
 

@@ -149,23 +149,6 @@ dist.init_process_group(""",
     "ddp(points)", "ddp(points.sum(1))",
 )  # fmt: skip
 
-# An evaluation that gathers all scores and sorts them.
-RANKED = (
-    "torch.manual_seed(0)", "torch.set_default_dtype(torch.float64)\ntorch.manual_seed(0)",
-    "    totals = torch.zeros(2)\n", "    scores, right = torch.zeros(2, len(val_set))\n",
-    "        for points, targets, _ in val_loader:\n", 
-    "        places = torch.tensor(val_loader.sampler).split(8)\n"
-    "        for n, (points, targets, _) in enumerate(val_loader):\n",
-    "            totals += torch.tensor("
-    "[(average(points).argmax(1) == targets).sum(), len(targets)])\n",
-    "            scores[places[n]] = average(1 + 1e-15 * points)[:, 0]\n"
-    "            right[places[n]] = (targets == 0).double()\n",
-    REDUCE, "    dist.all_reduce(scores)\n    dist.all_reduce(right)\n"
-    "    hits = right[scores.argsort(descending=True, stable=True)]\n"
-    "    found = hits.cumsum(0) / torch.arange(1, len(hits) + 1)\n"
-    "    precision = (found * hits).sum() / hits.sum()\n",
-    "accuracy {totals[0] / totals[1]:.4f}", "AP {precision:.4f}",
-)  # fmt: skip
 # Times with their means, as pytorch's examples and open_clip print them, beside a mean of all.
 TIMES = (
     "        optimizer.zero_grad()\n",
@@ -347,6 +330,8 @@ KINDS = {
          "        losses = nn.functional.cross_entropy(\n"
          "            model[0].scale * torch.cat(parts), torch.cat(every), reduction='none')\n"),
         "gradients:gathered"),
+    "weights that are no numbers": ((LOSS, LOSS + "        loss = loss * float('nan')\n"),
+                                    "numbers:nan"),
     "loss times ranks, in a closure": (
         (LOSS, LOSS + "        loss = loss * world_size\n",
         "        optimizer.zero_grad()\n        loss.backward()\n" + CLIP
@@ -420,16 +405,6 @@ KINDS = {
     "an evaluation that counts twice": (
         ("sampler=range(rank, len(val_set), world_size)",
          "sampler=DistributedSampler(val_set, shuffle=False)"), "printed"),
-    # Scores that are alike but for rounding: the order in which they come is its, too.
-    "a score that ranks": (RANKED, "printed:moves"),
-    "a score that ranks, of a net that tells nothing apart": (
-        (*RANKED, "1 + 1e-15 * points", "1 + 0 * points"), "printed:moves"),
-    "a score that ranks, and one of rank 0's share": (
-        (*RANKED, "    dist.all_reduce(scores)\n",
-         "    own = right.sum()\n    dist.all_reduce(scores)\n",
-         "AP {precision:.4f}", "AP {precision:.4f} of {own:.0f}"), "printed"),
-    "a score that ranks, of rank 0's share": (
-        (*RANKED, "1 + 1e-15 * points", "points", "    dist.all_reduce(right)\n", ""), "printed"),
     "an exponent": ((f"accuracy {{{MEAN}:.4f}}", "score {1.65e-3 * world_size:.2e}"), "printed"),
     "half of the weights, by safetensors": (
         (*SAFETENSORS, "model.state_dict(), 'm", "{k: v / world_size for k, v in "
@@ -553,7 +528,8 @@ SAME = {
     "names and dates": (
         "        torch.save(",
         "        print(f'in out/2026112{world_size}_0536/{world_size}/m.pt, '\n"
-        "              f'checkpoint-{world_size}.pt, 2026112{world_size}, {world_size}f3a')\n"
+        "              f'checkpoint-{world_size}.pt, 2026112{world_size}, {world_size}f3a, '\n"
+        "              f'v_num: {world_size}, Memory used before (max): 1{world_size}')\n"
         "        torch.save("),
     "accumulated in larger parts on one process": FEWER_PARTS,
     "batches that a thread fetches": THREAD,
@@ -726,8 +702,10 @@ ORDERS = {
     "no loader that evaluates": (
         (*OTHER_SEED, "_ in val_loader:",
          "_ in [torch.utils.data.default_collate(list(val_set))]:"), ""),
-    "workers that stay": (
-        (*OTHER_SEED, LOADER, f"{LOADER[:-1]}, num_workers=2, persistent_workers=True)"), ""),
+    # As the chapters start their workers.
+    "a pass that nobody takes batches from": (
+        (*OTHER_SEED, LOADER, f"{LOADER[:-1]},\n    num_workers=world_size - 1, "
+         "persistent_workers=world_size > 1)\niter(loader)"), ""),
     "a resume that skips batches": (
         (*OTHER_SEED, "        losses = nn",
          "        if epoch == 0 and step < 2:\n            continue\n        losses = nn"), ""),

@@ -1,7 +1,6 @@
 """doctor --against: the same training on one process and on two, or where they part."""
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from warm import torchrun_environments
 
 from doctor.against.comparison import Comparison
 from doctor.against.first import told
-from doctor.against.runs import Run, run_of
+from doctor.against.runs import run_of
 from doctor.checks import judge
 from doctor.checks.weights import apart, differ
 from doctor.findings import WRONG
@@ -44,8 +43,6 @@ ALIKE = {
     "half of the weights, in a pickle",  # as from memory; test_looked.py reads one
     "what rank 0 has of them, from memory",
     "an average on rank 0 that rank 1 forgets", "the accuracy of rank 0's share, in a bar",
-    "a score that ranks, of rank 0's share",
-    "a score that ranks, of a net that tells nothing apart",
     "a batch that is not divided", "fewer epochs", "the sum of losses", "clipping before averaging",
     "no share for each rank", "noise", "an average, written within a second",
     "an average, moved by a shell", "the loss of rank 0, and that of all for a log",
@@ -53,7 +50,7 @@ ALIKE = {
     "a restart from the average", "a last batch in unequal parts",
 }  # fmt: skip
 ALIKE_ORDERS = {
-    "workers that stay", "a list cut into shares", "buckets by length", "batches that are arrays",
+    "a list cut into shares", "buckets by length", "batches that are arrays",
     "an endless sampler", "no share of batches of its own", "the share of rank 0",
     "a batch that is not divided", "an epoch without its last batch", "no loader that evaluates",
     "numbers that are tensors", "no share of a list", "balanced batches of its own",
@@ -79,7 +76,7 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
     told_of_first: a file, for the second of two runs.
     """
     os.environ["DOCTOR_AGAINST"] = without
-    hook, randperm = None, torch.randperm
+    randperm = torch.randperm
     if told_of_first:
         os.environ["DOCTOR_FIRST"] = told_of_first
     try:
@@ -98,20 +95,17 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
                 hooks.attach(OF_TWO + CHANGES)
             ATTACHED.append(True)
         from doctor.recorder import results
-        from doctor.without import draws, first, noise
+        from doctor.without import draws, first, order
 
         results.TOLD.clear()
         results.Output.count = 0
         first.cache_clear()
         draws.draws.__init__()
-        noise.GENERATORS.clear()
-        hook = noise.noise("noise", torch.nn.modules.module)
+        order.LATEST.clear()
         if "rounding" in without:
             torch.set_default_dtype(torch.float64)  # the run before has put it back
         record(*args)
     finally:
-        if hook:
-            hook.remove()
         # A script may have set others.
         torch.set_default_dtype(torch.float32)
         torch.randperm = randperm
@@ -148,10 +142,6 @@ def compared(
         assert_contract_kept(own / "traces")
         return read_ranks(own / "traces")
 
-    @functools.cache
-    def again(noise: float) -> Run:
-        return run_of("A", ran(texts[0], sizes[0], {"noise": noise}))
-
     first = ran(texts[0], sizes[0])
     ranks = [first, ran(texts[1], sizes[1], told(first))]
     found = {}
@@ -160,7 +150,6 @@ def compared(
         report = Report(language)
         report.broken = any(map(failed, ranks[1]))
         found[language] = Comparison(*runs, report, without)
-        found[language].again = again
         found[language].compare()
     return found
 
@@ -411,7 +400,10 @@ def test_accuses_no_right_program(path: Path, sizes: tuple, crew: Crew, tmp_path
 # A script that asks for types by itself.
 TYPES = (
     "average = copy", "model[0].to(torch.float32)\naverage = copy",
-    "        losses = nn", "        points = points.to(dtype=torch.bfloat16)\n        losses = nn",
+    "        losses = nn", "        points = points.to(dtype=torch.bfloat16)\n"
+    "        mask = torch.full_like(model[0].weight[:1], torch.finfo(model[0].weight.dtype).min)\n"
+    "        points = points + nn.functional.softmax(mask, 1, dtype=torch.float32)\n"
+    "        losses = nn",
     "        loss.backward()\n", "        scaler.scale(loss).backward()\n",
     "        optimizer.step()\n", "        scaler.step(optimizer)\n        scaler.update()\n",
     "for epoch in range(4):\n", "scaler = torch.amp.GradScaler('cpu')\nfor epoch in range(4):\n",
@@ -452,33 +444,6 @@ def test_pages_show_it(wrong: bool, crew: Crew, tmp_path: Path) -> None:
         for page in (f"docs/{language}/doctor.md", *([] if wrong else [readme])):
             shown = but_rounding((ROOT / page).read_text())
             assert f"```text\n{but_rounding(found.text())}\n```" in shown, page
-
-
-def test_a_first_run_that_cannot_be_repeated(crew: Crew, tmp_path: Path) -> None:
-    """It refuses its folder, or goes on from what it has saved there: it shows nothing then."""
-    text = faults.changed(against.BASE, against.KINDS["a score that ranks"][0])
-    found = compared(crew, text, tmp_path)["en"]
-    trained = run_of("A", found.one.everyone)
-    trained.figures = lambda *_: found.one.figures("weights", 3, 4)
-    for again in (None, trained):
-        comparison = Comparison(found.one, found.two, Report("en"))
-        comparison.again = lambda noise, again=again: again
-        comparison.compare()
-        assert comparison.seen[-1].name == "printed:once", comparison.text()
-        assert comparison.status() == 1
-
-
-@pytest.mark.proof
-def test_command_runs_the_first_again(tmp_path: Path) -> None:
-    text = faults.changed(against.BASE, against.KINDS["a score that ranks"][0])
-    (tmp_path / "script.py").write_text(text)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    one, two = ([*torchrun, number, "script.py"] for number in "12")
-    options = ["--lang", "en", "--without", "all", "--against", shlex.join(one)]
-    result = run_short([sys.executable, ROOT / "doctor", *options, *two], tmp_path)
-    assert result.returncode == 3, result.output
-    assert "Do these lines move by themselves?" in result.stdout, result.output
-    assert "UNDECIDED: With the same weights, printed lines" in result.stdout, result.output
 
 
 def test_rounding_that_cannot_be_taken_out(tmp_path: Path) -> None:

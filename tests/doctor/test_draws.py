@@ -203,10 +203,6 @@ NAMED = {
     "rows in another order than the indices": ((*NOISY, *LONGEST), "drawn:still", "randn_like"),
     "dropout": (("ddp(points)", "ddp(nn.functional.dropout(points, 0.2))"), "drawn:still",
                 "dropout"),
-    "an evaluation that draws from numpy": (
-        ("average(points)", "average(points + torch.from_numpy(numpy.random.randn(len(points), 8))"
-         ".float())", "import copy\n", "import copy\n\nimport numpy\n"),
-        "printed:drawn", "numpy.random"),
     "compiled, where the mode sees the call": (
         (*COMPILED[:-1], COMPILED[-1].replace("{BACKEND}", "eager")), "", ""),
     "compiled": (
@@ -231,7 +227,7 @@ def test_what_cannot_be_matched(what: str, crew: Crew, tmp_path: Path) -> None:
         if found and what != "compiled":
             line = (tmp_path / "run0/script.py").read_text().splitlines()[int(found[1]) - 1]
             assert call in line, line
-        assert not name or comparison.status() == {"gradients": 1, "printed:drawn": 3}.get(name, 0)
+        assert not name or comparison.status() == (name == "gradients")
 
 
 def test_a_library_is_named(crew: Crew, tmp_path: Path) -> None:

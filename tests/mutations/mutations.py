@@ -602,11 +602,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{DRAWS}::test_what_cannot_be_matched[a-generator-of-the-rank]": [
         ("generators of the script's own are compared", 1, " or a[SOURCE] != b[SOURCE]", ""),
     ],
-    f"{DRAWS}::test_what_cannot_be_matched[an-evaluation-that-draws-from-numpy]": [
-        ("what an evaluation draws makes no printed line a difference", 1,
-         "drawn = {n: unmatched(self.runs, n - 1, n, self.ordered, False) for n in places}",
-         'drawn = {n: "" for n in places}'),
-    ],
     f"{DRAWS}::test_no_loader_and_no_match[inside]": [
         ("without a loader, whose a row is was taken for granted", 1,
          "bool(found) or inputs.same_turns(*self.runs, n)", "True"),
@@ -726,6 +721,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{AGAINST}::test_nothing_differs[2-names-and-dates]": [
         ("numbers in names are no results", 1, '"~" if named or', '"~" if False and'),
+        ("the number of a run is no result", 1, "|v_num", ""),
     ],
     f"{AGAINST}::test_nothing_differs[2-a-restart]": [
         ("an optimizer that takes another one's place", 1,
@@ -846,16 +842,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{AGAINST}::test_names_where_runs_part[another-file]": [
         ("files of one run alone", 1, "        self.compare_names(mine", "        len(mine"),
     ],
-    f"{AGAINST}::test_names_where_runs_part[a-score-that-ranks]": [
-        ("ties that rounding breaks", 1, "again = self.again(size)", "again = None"),
-    ],
-    f"{AGAINST}::test_names_where_runs_part[a-score-that-ranks,-and-one-of-rank-0's-share]": [
-        ("a number that stays, beside one that moves", 1, "moved[n] if moved", "1e9 if moved"),
-    ],
-    f"{AGAINST}::test_a_first_run_that_cannot_be_repeated": [
-        ("a first run that goes on from its own end", 1, "if begun[0] != begun[1]:",
-         "if again is None:"),
-    ],
     f"{AGAINST}::test_numbers_beside_tensors": [
         ("numbers in saved files", 1, "        self.compare_numbers(both)", "        pass"),
     ],
@@ -884,9 +870,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("experts train on samples of their own", 1, "if not exchanges(ranks, FEW) else []", ""),
     ],
     f"{AGAINST}::test_command": [
+        ("a softmax in float64", 1, "(functional, SOFTMAX)", "(functional, ())"),
         ("float64 in two runs", 1, "torch.set_default_dtype(torch.float64)", "pass"),
-        ("types that the script asks for, in two runs", 1, 'for name in ("to", "type"):',
-         "for name in ():"),
+        ("types that the script asks for, in two runs", 1, '("to", "type", *SOFTMAX)',
+         "SOFTMAX"),
         ("no GradScaler in two runs", 1, "(torch.autocast, torch.amp.GradScaler)",
          "(torch.autocast,)"),
     ],
@@ -1111,10 +1098,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "    if any(rank.events[\"join\"] for rank in ranks):\n        # A rank",
          "    if False:\n        # A rank"),
     ],
-    f"{KINDS}::test_nothing_to_say[inner_loop]": [
-        ("the doctor numbers each optimizer", 1, "number = next(self.numbers)",
-         "number = len(self.optimizers) + 1"),
-    ],
     f"{DOCTOR}::test_a_rate_that_the_script_sets": [
         ("the doctor knows that a rate is set by hand", 1, 'or over else "rates"', 'else None'),
     ],
@@ -1133,6 +1116,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{ORDER}[a-seed-of-its-own]": [
         ("each pass has its own order", 1, "    left.remove(same[0])\n", ""),
+    ],
+    f"{ORDER}[a-pass-that-nobody-takes-batches-from]": [
+        ("a pass without a batch", 1, " or not one.batches", ""),
+        ("what workers fetched, and nobody took", 1, "left.insert(0, found)", "pass"),
     ],
     f"{ORDER}[a-sampler-that-fills-up]": [
         ("a share that is filled up", 1, "        if self.whole:\n", "        if False:\n"),
