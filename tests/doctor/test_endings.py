@@ -199,10 +199,15 @@ def test_nothing_goes_on(how: str, tmp_path: Path) -> None:
     text = NAMELESS if how == "a title" else NAMELESS.replace("ctypes.memset", "print")
     (tmp_path / "script.py").write_text(text)
     words = ["env", "-i"] if how == "env -i" else []
-    result = run([*TOOL, "--lang", "en", "--seconds", "3", *words, *ALONE], tmp_path)
-    assert result.returncode == 2 and "it was ended (seconds), and no Python" in result.stderr
-    assert len(list(tmp_path.glob("*.begun"))) == 2
-    assert not list(tmp_path.glob("*.lived"))  # their output kept run() waiting
+    process = start([*TOOL, "--lang", "en", *words, *ALONE], tmp_path)
+    deadline = time.monotonic() + PATIENCE
+    while len(list(tmp_path.glob("*.begun"))) < 2:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    result = finish(process)
+    assert result.returncode == 2 and "it was ended (ctrl-c), and no Python" in result.stderr
+    assert not list(tmp_path.glob("*.lived"))  # their output kept finish() waiting
 
 
 def test_a_recorded_process_is_its_own(tmp_path: Path) -> None:
