@@ -27,7 +27,8 @@ def build(folder: Path, **settings: str) -> Path:
         (folder / f"{package}.py").write_text("raise ImportError('it is needed for the site')")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", folder / "site"]
     env = {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(folder), **settings}
-    result = run(command, ROOT, env=env)
+    # Its own patience: tests of patches have little, and on a busy machine a build takes minutes.
+    result = run(command, ROOT, timeout=900, env=env)
     assert result.returncode == 0, result.output
     return folder / "site"
 
