@@ -146,8 +146,10 @@ def test_switch(page: Page, address: str) -> None:
     page.wait_for_url(f"{address}chapters/04_apex/")
 
 
+# Words of its code, of which a longer one has spans.
 TORN = """() => [...document.querySelectorAll("table:has(th:nth-child(9)) td > code")]
-    .filter((code) => code.getClientRects().length > 1).map((code) => code.textContent)"""
+    .flatMap((code) => (code.children.length ? [...code.children] : [code]))
+    .filter((word) => word.getClientRects().length > 1).map((word) => word.textContent)"""
 SCROLLS = """() => [...document.querySelectorAll(".ap pre > code")]
     .filter((code) => code.scrollWidth > code.clientWidth).map((code) => code.textContent)"""
 

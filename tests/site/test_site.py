@@ -282,8 +282,8 @@ def test_contents_of_a_long_page(page: Page, address: str) -> None:
     assert beside.is_visible() and not row.is_visible()
     page.set_viewport_size({"width": 1280, "height": 720})
     page.reload()
-    page.wait_for_function(reads, arg="#step-5")
     assert row.is_visible() and not beside.is_visible()
+    page.wait_for_function(reads, arg="#step-5")
 
 
 @pytest.mark.parametrize("name", ["", f"{WALKED}?a=1#how"])

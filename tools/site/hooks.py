@@ -59,8 +59,8 @@ FIRST = {
   training is the same if it exits with 0 and its last line is `Nothing differs.`
 - An error line, a hang, a wrong score, no speed-up: [troubleshooting.md](troubleshooting.md).
 - A model that does not fit: [handbook/too-large.md](handbook/too-large.md).
-- Which approach, and the lines that differ: [chapters/index.md](chapters/index.md); the `main.py` of
-  a chapter is a whole program that needs no other file.
+- Which approach, and the lines that differ: [chapters/index.md](chapters/index.md); the `main.py`
+  of a chapter is a whole program that needs no other file.
 - As a skill: `make skill` in a clone makes a folder of these pages, the code and the doctor.
 """,
     "zh": """
@@ -72,8 +72,8 @@ FIRST = {
   退出码是 0，最后一行是 `没有差别。`（加 `--lang en` 则是 `Nothing differs.`），训练就相同。
 - 报错、卡住、分数不对、不加速：[troubleshooting.md](troubleshooting.md)。
 - 模型放不下：[handbook/too-large.md](handbook/too-large.md)。
-- 选哪种方法、代码差在哪几行：[chapters/index.md](chapters/index.md)；每章的 `main.py` 是完整的程序，
-  不依赖别的文件。
+- 选哪种方法、代码差在哪几行：[chapters/index.md](chapters/index.md)；每章的 `main.py`
+  是完整的程序，不依赖别的文件。
 - 作为 skill：在本仓库里 `make skill`，得到一个文件夹，里面有这些页面、代码和 doctor。
 """,
 }

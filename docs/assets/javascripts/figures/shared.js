@@ -90,8 +90,7 @@
       ([key, set]) =>
         `<button type="button" data-set="${set}" aria-pressed="${isSet(set, state)}">${own.choices[key]}</button>`,
     );
-    const controls = (some) =>
-      some.map((field) => control(field, state, own)).join("\n");
+    const controls = (some) => some.map((field) => control(field, state, own)).join("\n");
     const more = fields.filter((field) => buttons.length || !(shown?.includes(field.name) ?? true));
     const form = [
       `<form class="fig-controls" data-search-exclude aria-label="${own.title}">`,
