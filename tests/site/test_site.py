@@ -405,6 +405,7 @@ def test_what_a_chat_shows(carried: Path) -> None:
 # What people type, and the section that answers it.
 QUERIES = {
     "": {"梯度累积": "recipes/#accumulation", "加权采样": "recipes/#weighted",
+         "只有0号卡显存占用高": "troubleshooting/#oom",
          "显存不够": "troubleshooting/#oom", "死锁": "troubleshooting/#hang",
          "nccl 超时": "troubleshooting/#error-watchdog", "学习率怎么设": "concepts/#learning-rate",
          "准确率不一样": "troubleshooting/#accuracy", "多机训练": "launching/",
@@ -436,6 +437,7 @@ QUERIES = {
             "NCCL timeout": "troubleshooting/#error-watchdog",
             "accuracy differs": "troubleshooting/#accuracy", "set_epoch": "convert/#step-5",
             "out of memory": "troubleshooting/#oom", "learning rate": "concepts/#learning-rate",
+            "apex O1 to torch.amp": "migration/#apex-amp",
             "WeightedRandomSampler": "recipes/#weighted", "jupyter": "convert/#alone",
             # Lines that were pasted into public threads.
             "unhandled system error": "troubleshooting/#error-nccl-system",
