@@ -57,17 +57,21 @@ def touched(diff: str, before: list) -> list[Mutation]:
             changed = range(first, first + count) if count else range(first, first + 2)
             lines.setdefault(path, set()).update(changed)
     texts = {path: path.read_text() for path in files_of(ROOT) if path in lines}
-    return [
-        mutation
-        for mutation in MUTATIONS
-        if tuple(mutation) not in map(tuple, before)
-        or lines_of_test(mutation.test) & lines.get(ROOT / mutation.test.split("::")[0], set())
-        or any(
-            lines_of(text, mutation.old) & lines[path]
-            for path, text in texts.items()
-            if patched(path, text, mutation) != text
+    known = {tuple(mutation) for mutation in before}
+
+    def touches(mutation: Mutation) -> bool:
+        file = ROOT / mutation.test.split("::")[0]
+        return (
+            tuple(mutation) not in known
+            or (file in lines and bool(lines_of_test(mutation.test) & lines[file]))
+            or any(
+                lines_of(text, mutation.old) & lines[path]
+                for path, text in texts.items()
+                if patched(path, text, mutation) != text
+            )
         )
-    ]
+
+    return list(filter(touches, MUTATIONS))
 
 
 def lines_of(text: str, part: str) -> set[int]:
