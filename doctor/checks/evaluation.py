@@ -1,5 +1,6 @@
 """Which samples are evaluated, with which statistics, and what is reported."""
 
+import math
 import re
 from collections import Counter, defaultdict
 
@@ -9,7 +10,10 @@ from ..report import Report, listed
 from .data import CHOSEN, comparable
 from .weights import compared, differ, differences, stay
 
-NEEDS = f"{TRAINING} indices collectives files save"
+NEEDS = f"{TRAINING} indices collectives files save printed"
+
+FEW = 16  # numbers of a collective: of more the recorder tells their sum
+OTHER = r"(?i)train|lr$|.*rate$"  # words before numbers that are no evaluation's
 
 
 @check(between=True)
@@ -31,7 +35,7 @@ def check_evaluation(ranks: list[Rank], report: Report) -> str | None:
     phase = [phase[key] for phase in phases if key in phase]
     if any(one.unseen() for passes in phase for one in passes):
         return "indices"
-    return check_coverage(phase, joins_files(ranks, first), report)
+    return check_coverage(phase, joins_files(ranks, first), ranks, report)
 
 
 def joins_files(ranks: list[Rank], place: int) -> bool:
@@ -51,7 +55,9 @@ def joins_files(ranks: list[Rank], place: int) -> bool:
     return bool(set.intersection(*names)) and not set.intersection(*numbered)
 
 
-def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str | None:
+def check_coverage(
+    phase: list[list[Pass]], joined: bool, ranks: list[Rank], report: Report
+) -> str | None:
     """phase: for each rank that evaluates, its passes over the set. joined: what joins_files
     says."""
     loaders = [one.loader for passes in phase for one in passes]
@@ -110,11 +116,43 @@ def check_coverage(phase: list[list[Pass]], joined: bool, report: Report) -> str
         return "joined" if joined else report.find("wrong_evaluation:flag", at, accelerate, **share)
     if missing > 0 or twice:
         return "chosen"
-    adds = gathered or joined or everyone or size in counted(phase, 0)
-    if len(phase) == 1 or adds:
+    if len(phase) == 1 or gathered or joined or everyone:
+        return None
+    if size in counted(phase, 0):
+        if numbers := own_scores(ranks, phase[0][0]):
+            report.skip("wrong_evaluation", report.say("own_score", numbers=listed(numbers)))
         return None
     unread = [e for e in reduced if e["kind"] in ("allreduce", "reduce") and e["values"] is None]
     return "unread" if unread else "unproven"
+
+
+def own_scores(ranks: list[Rank], one: Pass) -> list[str]:
+    """Numbers that rank 0 prints between this pass and the next step, and that nobody can make of
+    what ranks add up there; none, if not all of that is known."""
+    from ..against.runs import CLOCKS, NUMBER, WORD, nameless, unit  # which imports checks
+
+    sums = Counter()
+    for rank in ranks:
+        events = [e for e in rank.events["collective"] if e["place"] == one.place]
+        for n, event in enumerate(e for e in events if e["kind"] not in ("barrier", "broadcast")):
+            if event["values"] is None or event["size"] > FEW:
+                return []
+            for place, value in enumerate(event["values"]):
+                sums[n, place] += value
+                sums[str(event["at"]), place] += value
+    parts = [a / b for a in sums.values() for b in (*sums.values(), 1, len(ranks)) if b]
+    known = [x for p in parts for x in (p, 100 * p, 1 - p, 100 - 100 * p, abs(p) ** 0.5)]
+    known += [math.exp(p) for p in parts if p < 99]
+    found = []
+    for event in ranks[0].events["printed"]:
+        if event["place"] == one.place and event["row"] > one.over:
+            text = re.sub(WORD, nameless, re.sub(CLOCKS, "~", event["text"]))
+            for number in re.finditer(NUMBER, text):
+                word = "".join(re.findall(r"[A-Za-z_]\w*", text[: number.start()])[-1:])
+                far = min((abs(float(number[0]) - x) for x in known), default=0)
+                if "." in number[0] and far > unit(number[0]) and not re.match(OTHER, word):
+                    found.append(f"{word} {number[0]}".strip())
+    return found
 
 
 def is_flag(event: dict) -> bool:

@@ -56,6 +56,7 @@ PROBES = (
     Probe("save", "torch.serialization.save", files.saved, also="torch.save"),
     Probe("load", "torch.nn.Module.load_state_dict", after=files.loaded),
     Probe("files", "sys.addaudithook", attach=files.watch),
+    Probe("printed", "sys.stdout", attach=results.watch_output),
     Probe("exit", "atexit.register", attach=ending.watch),
 )  # fmt: skip
 OF_SAFETENSORS = (Probe("safetensors", "safetensors", attach=files.watch_safetensors),)
@@ -66,7 +67,6 @@ OF_FSDP = (
 )  # fmt: skip
 # Where two runs are compared.
 OF_TWO = (
-    Probe("printed", "sys.stdout", attach=results.watch_output),
     Probe("checkpoint", "torch.serialization.save", results.saved, also="torch.save"),
     Probe("autocast", "torch.amp.autocast_mode.autocast.__enter__", after=results.note_autocast),
 )

@@ -1,4 +1,4 @@
-"""What a run saves and prints, noted where two are compared."""
+"""What a run prints, and saves: the latter, and all lines, where two are compared."""
 
 import os
 import re
@@ -8,6 +8,7 @@ from .hooks import hook
 from .named import MOST_TENSORS, collect, row_of
 from .notes import compares, notes
 from .training import training
+from .window import window
 
 MOST_LINES = 500
 
@@ -46,11 +47,14 @@ class Output:
 
     def write(self, text: object, *_: object) -> None:
         *lines, self.begun = (self.begun + str(text)).split("\n")
+        self.begun = self.begun[self.begun.rfind("\r") + 1 :]  # a bar is drawn again and again
         for line in lines:
-            line = line.rpartition("\r")[2].strip()  # before it: a bar, which is drawn again
-            if compares() and line and Output.count < MOST_LINES:
+            line = line.rpartition("\r")[2].strip()
+            # Of one run: what an evaluation prints.
+            told = compares() or (window.given and re.search(r"\d\.\d", line))
+            if told and line and Output.count < MOST_LINES:
                 Output.count += 1
-                if re.search(r"\d", line):
+                if compares() and re.search(r"\d", line):
                     training.weigh_again()
                 notes.event("printed", text=line[:300])
 

@@ -53,6 +53,19 @@ LAMBDA = (
     "    scheduler.step(totals[0] / totals[1])\n", "", "        optimizer.step()\n",
     "        optimizer.step()\n    scheduler.step()\n",
 )  # fmt: skip
+# The loss is added up, beside a score.
+SCORE = (
+    "for epoch in range(3):\n", "def right(scores, targets):\n"
+    "    return (scores.argmax(1) == targets).sum()\n\n\nfor epoch in range(3):\n",
+    "    totals = torch.zeros(2)\n", "    totals, own = torch.zeros(2), torch.zeros(2)\n",
+    "            totals += ",
+    "            own += torch.tensor([right(model(images), targets), len(targets)])\n"
+    "            totals += ", SAVE,
+    "    if rank == 0:\n        rate = optimizer.param_groups[0]['lr']\n"
+    "        mean = totals[0] / totals[1]\n"
+    "        print(f'Epoch {epoch} train_loss: {loss:.4f} lr: {rate:.3f} {0.1 * epoch:.2f}s')\n"
+    "        print(f'out/v1.5/1.pt loss {mean:.4f} BLEU {100 * own[0] / own[1]:.3f}')\n",
+)  # fmt: skip
 LIBRARY = ("import torch\n", "import matplotlib\nmatplotlib.use('Agg')\n"
            "import matplotlib.pyplot as plt\nimport torch\n")  # fmt: skip
 # The changes of right.py; what must be found, and what must not count as checked.
@@ -80,10 +93,15 @@ PROGRAMS = {
     "a critic, and one seed": ((*CRITIC, *ONE_SEED), "equal_randomness", ""),
     "a schedule to its end": (LAMBDA, "", ""),
     "a schedule that ends half-way": ((*LAMBDA, "n / 2.1", "n / 4"), "", "schedule"),
+    "a score of rank 0's share": (SCORE, "", "wrong_evaluation"),
+    "a score of all": (
+        (*SCORE, "totals, own = torch.zeros(2)", "totals, own = torch.zeros(3)",
+         "[loss, len(targets)]", "[loss, len(targets), right(model(images), targets)]",
+         "own[0] / own[1]", "totals[2] / totals[1]"), "", ""),
     "rows of unlike lengths": (UNLIKE, "", ""),
     "rows of unlike lengths, and one seed": ((*UNLIKE, *ONE_SEED), "equal_randomness", ""),
 }  # fmt: skip
-ASKED = {"shared_file", "schedule", "equal_randomness", "lost_gradient"}
+ASKED = {"wrong_evaluation", "shared_file", "schedule", "equal_randomness", "lost_gradient"}
 
 
 @pytest.mark.parametrize("what", PROGRAMS, ids=lambda what: what.replace(" ", "-"))

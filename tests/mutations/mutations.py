@@ -770,6 +770,14 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("where a piece lies", 1, "slice(start, start + size)", "slice(0, size)"),
         ("what a rank has of a tensor", 1, "return own[0] if own else", "return"),
     ],
+    f"{LOOKED}[a-score-of-rank-0's-share]": [
+        ("a score beside a sum", 1, "if numbers := own_scores(ranks, phase[0][0]):", "if False:"),
+        ("lines of an evaluation", 1, "(window.given and", "(False and"),
+    ],
+    f"{LOOKED}[a-score-of-all]": [
+        ("a percentage is made of sums", 1, "(p, 100 * p, 1 - p,", "(p, 1 - p,"),
+        ("a rate, and the loss of training", 1, "not re.match(OTHER, word)", "True"),
+    ],
     f"{LOOKED}[a-picture-by-every-rank]": [
         ("a library that was given the path", 1, "foreign and not was_given(full, called.f_locals)",
          "foreign"),

@@ -43,6 +43,7 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "load": (("loaded",), {}),
     "files": (("wrote", "locked", "opened"), {}),
     "safetensors": ((), {}),  # some of "wrote"
+    "printed": (("printed",), {}),
     "exit": (("exit",), {}),
     "horovod": (("rank", "collective"), {}),
 }
