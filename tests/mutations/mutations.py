@@ -574,7 +574,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DOCTOR}::test_a_mean_of_means": [
         ("an evaluation is checked by its number of samples", 1,
-         "or size in counted(phase, 0)", "or reduced"),
+         "if size in counted(phase, 0):", "if reduced:"),
     ],
     f"{DRAWS}::test_matched[2-contiguous-shares]": [
         ("numbers belong to samples, however they are shared", 1,
