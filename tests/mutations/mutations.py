@@ -533,7 +533,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "        self.in_order = getattr"),
     ],
     f"{PROBES}::test_without[collectives]": [
-        ("the doctor needs collectives", 1, 'indices collectives files save printed"', 'indices files"'),
+        ("the doctor needs collectives", 1, 'indices collectives files save printed"',
+         'indices files"'),
     ],
     f"{PROBES}::test_each_is_attached_by_itself": [
         ("probes are attached one by one", 1,
