@@ -75,7 +75,8 @@ class Comparison:
         self.batches = Samples(one), Samples(two)
         self.seen: list[Seen] = []
         self.numbers = True  # gradients and weights may still be compared
-        self.by_index = False  # of some samples nothing but the index is known to be the same
+        # The first step of whose samples nothing but the index is known to be the same, and why.
+        self.by_index: tuple[int, str] | None = None
         self.ordered = True  # the rows of a batch stand in the order of its indices, so far
         self.inputs = False  # without a loader: what models are given can be compared
         self.steps = 0  # whose gradients were
@@ -108,6 +109,8 @@ class Comparison:
             lines += [f"  -> {seen.advice}"] * bool(seen.advice)
         if all(seen.kind == "same" or seen.name in UNREAD for seen in self.seen):
             lines.append(self.report.say("against_nothing"))
+            gone = [self.report.say(f"gone_{part}") for part in self.without if part]
+            lines += [self.report.say("against_gone", parts=listed(gone))] * bool(gone)
         return "\n".join(lines)
 
     def compare(self) -> None:
@@ -272,7 +275,8 @@ class Comparison:
         if samples:
             size = self.batches[0].keys(1).total()
             name = "samples:index" if self.by_index else "samples:same"
-            self.say("same", name, count=steps, size=size)
+            n, why = self.by_index or (None, "")
+            self.say("same", name, n, count=steps, size=size, why=self.report.word(why))
         elif self.inputs:
             size = sum(map(len, inputs.of_step(self.one, 1)))
             self.say("same", "rows:same", count=steps, size=size)
@@ -292,8 +296,9 @@ class Comparison:
         if a == b:
             mine, theirs = (one.contents(n) for one in self.batches)
             shapes = {shape for *_, shape in mine + theirs}
-            seen = mine and theirs and len(shapes) == 1 and "[]" not in shapes
-            self.by_index = self.by_index or not seen
+            why = "unlike" if len(shapes) > 1 else "no_tensors" if "[]" in shapes else ""
+            why = why if mine and theirs else "unseen_batch"
+            self.by_index = self.by_index or ((n, why) if why else None)
             return not (mine and theirs) or self.compare_contents(n, mine, theirs)
 
         values = {"mine": a.total(), "theirs": b.total(), "common": (a & b).total()}

@@ -38,7 +38,8 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
     if values := drift_of_whole(ranks):
         teams = []
         if not own_norms(ranks):  # from which it would follow
-            report.find("drifting_weights:whole", first.model["at"], **values)
+            kind = "added" if first.model.get("together") else "whole"
+            report.find(f"drifting_weights:{kind}", first.model["at"], **values)
     found = [check_replicas(team, report) for team in teams]
     if alike and not (report.teams.exchange or report.teams.together or report.has(*IDS)):
         check_others(ranks, report)

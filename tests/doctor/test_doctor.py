@@ -125,7 +125,21 @@ BESIDE = (
 )  # fmt: skip
 END = "    dist.destroy_process_group()\n"
 ONE_FILE = (END, "    torch.save(head.state_dict(), 'head.pt')\n" + END)
-DIVIDED = Path(__file__).parent / "right/divided_classes.py"
+FOLDER = Path(__file__).parent / "right"
+DIVIDED, TENSOR = FOLDER / "divided_classes.py", FOLDER / "tensor_parallel.py"
+# By hand, and without the sum of the gradients of what all ranks were given: each has a part.
+PARTS = (
+    "        return x + self.down(torch.relu(self.up(self.norm(x))))\n",
+    "        up, down = [one.to_local() for one in (self.up.weight, self.down.weight)]\n"
+    "        hidden = torch.relu(nn.functional.linear(self.norm(x), up))\n"
+    "        part = nn.functional.linear(hidden, down)\n"
+    "        place = [torch.distributed.tensor.Partial()]\n"
+    "        mesh = self.up.weight.device_mesh\n"
+    "        part = torch.distributed.tensor.DTensor.from_local(part, mesh, place)\n"
+    "        return x + part.full_tensor()\n",
+    "nn.Linear(width, hidden)", "nn.Linear(width, hidden, bias=False)",
+    "nn.Linear(hidden, width)", "nn.Linear(hidden, width, bias=False)",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -134,12 +148,13 @@ DIVIDED = Path(__file__).parent / "right/divided_classes.py"
         (faults.RIGHT, ONE_SCHEDULER, "drifting_weights:schedulers"),
         (faults.RIGHT, BESIDE, "unequal_gradients:beside"),
         (DIVIDED, ONE_FILE, "shared_file:parts"),
+        (TENSOR, PARTS, "drifting_weights:added"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_advice_fits(script: Path, words: tuple, name: str, crew: Crew, tmp_path: Path) -> None:
-    """A scheduler that one rank steps, weights that DDP does not have, a part of each rank: the
-    usual advice of the finding would not help."""
+    """A scheduler that one rank steps, weights that DDP does not have, a part of each rank, of a
+    model or of a gradient: the usual advice of the finding would not help."""
     report = examined_text(crew, faults.changed(script.read_text(), words), tmp_path)["en"]
     assert name in [found.name for found in report.findings], report.findings
 

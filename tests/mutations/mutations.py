@@ -807,6 +807,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("a bar that is not full", 1, 'bar[1] != "100"', "False"),
     ],
     f"{DOCTOR}::test_advice_fits": [
+        ("gradients that are to be added up", 1, '"added" if first.model.get("together") else',
+         ""),
         ("files of parts", 1, "if parts else", "if False else"),
         ("a scheduler that one rank steps", 1, 'if "fewer" in rates', "if False"),
     ],
@@ -1099,6 +1101,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "        if all(map(alike, *rows)):", "        if False:"),
     ],
     f"{AGAINST}::test_nothing_differs[2-padded-to-the-longest-of-a-batch]": [
+        ("why contents were not compared", 1, '"unlike" if len(shapes) > 1 else', ""),
         ("the doctor knows samples that are padded", 1,
          "elif len(shapes) > 1:", "elif False:"),
     ],
