@@ -178,8 +178,9 @@ def test_steps_are_parts_of_the_diff() -> None:
     said = [row[:3] for row in whole if not row[2] or new.lines[row[2] - 1]]
     assert sorted(row[:3] for row in parts) == sorted(said) and len(said) > 20
     line = f"[`{folder}/multi.py`](../../{folder}/multi.py 'diff {folder}/single.py \"step 2\"')"
-    page = render(line, page="zh/page.md")
-    assert page.count("cd-del") == page.count("cd-add") == 1 and "第 2 步" in page
+    for language, said in (("zh", "第 2 步"), ("en", "step 2")):
+        page = render(line, page=f"{language}/page.md")
+        assert page.count("cd-del") == page.count("cd-add") == 1 and said in page
 
 
 # --- diagrams -------------------------------------------------------------------------------------

@@ -28,6 +28,10 @@ def alike(old: Tokens, new: Tokens) -> SequenceMatcher:
     return SequenceMatcher(None, words(old), words(new), autojunk=False)
 
 
+def uncommented(tokens: Tokens) -> Tokens:
+    return [token for token in tokens if not token[0].startswith("c1")]
+
+
 def replaced(old: Tokens, new: Tokens) -> tuple[str, str]:
     """The HTML of a line and of the one in its place, with what changed marked: nothing if they
     have little in common, where marks would only flicker."""
@@ -85,7 +89,7 @@ def steps_of(rows: list[Row], old: Source, new: Source, marks: Source) -> list[s
         for n in run:
             if rows[n][0] == "-":
                 gone = old.tokens[rows[n][1] - 1]
-                near = max(added, key=lambda m: alike(gone, come[m]).ratio())
+                near = max(added, key=lambda m: alike(gone, uncommented(come[m])).ratio())
                 steps[n] = steps[near]
                 html[n], html[near] = replaced(gone, come[near])
         for n in run:
