@@ -50,7 +50,10 @@ from .findings import KINDS
 from .job import ENDS, HEARD, Job
 from .ranks import STILL, Rank, failed, read_ranks, read_stack
 from .report import LANGUAGES, Report, explain, last_line, listed, own_call, short
-from .speed.trial import PATIENCE, Speed, Trial, compared, lines_of
+from .speed.interval import FEWEST
+from .speed.numbers import Speed
+from .speed.said import compared, lines_of
+from .speed.trial import LEAST, PATIENCE, Trial
 from .without import PARTS
 
 TAKEN_OUT = {"unequal_buffers": "batchnorm", "equal_randomness": "draws"}  # not to be checked
@@ -319,7 +322,7 @@ def measure(args: argparse.Namespace, command: list[str], report: Report) -> Spe
     """How fast it is, and what its parts cost. Ends the doctor where that cannot be known."""
     say = report.say
     print("doctor: " + say("speed_running", command=" ".join(command)), flush=True)
-    with recorded(Trial) as trial:
+    with recorded(lambda folder: Trial(folder, say)) as trial:
         perform(args, command, trial, say)
         trial.read()
         cut, why = trial.stopped(), trial.why()
@@ -332,11 +335,13 @@ def measure(args: argparse.Namespace, command: list[str], report: Report) -> Spe
         fail(say("speed_alone", seconds=PATIENCE, **ready))
     failed = not trial.ended and trial.process.returncode
     speed = None if failed or trial.ended == "ctrl-c" or not trial.ready else Speed(trial)
-    if not speed or not all(map(speed.all, ("plain", *speed.taken()))):
+    wanted = trial.steps(FEWEST) if trial.plan else 0
+    if not speed or not speed.whole():
         names = {"": "speed_failed" if failed else "speed_short", "measured": "speed_untimed"}
-        fail(say(names.get(trial.ended, "speed_cut"), why=why, by=trial.ended))
+        made = {"made": trial.made, "wanted": wanted or f"> {3 * LEAST * FEWEST}"}
+        fail(say(names.get(trial.ended, "speed_cut"), why=why, by=trial.ended, **made))
     print("\ndoctor: " + say("speed_over"))
-    lines, speed.decided = lines_of(speed, report)
+    lines, speed.decided = lines_of(speed, report, wanted)
     print("\n" + "\n".join(lines))
     return speed
 

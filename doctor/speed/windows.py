@@ -2,16 +2,22 @@
 
 Steps are those of the optimizer that steps first. After WARM of them each rank tells how long one
 takes, and waits until the doctor has planned for all: so windows begin at the same step on all
-ranks. Each begins with steps that are not measured, until what the one before has left in the
-loaders is used up. Weights stay as they are: the rates are 0 while an optimizer steps.
+ranks. Each begins with steps that are not measured, until what the one before has left behind is
+used up; in these, which nobody times, the device may be waited for at each batch. Weights stay as
+they are: the rates are 0 while an optimizer steps.
 """
 
-import copy
+import functools
+import gc
 import json
 import os
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from copy import deepcopy
+from statistics import median
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -22,14 +28,17 @@ from torch.optim.optimizer import (
 from torch.utils.data import BatchSampler
 
 from ..recorder import ending
+from ..recorder.collectives import tensors_in
+from ..recorder.contents import length_of
 from ..recorder.hooks import Probe, hook
 from ..recorder.notes import FOLDER, notes, place
-from . import KINDS, PLAN
+from . import KINDS, PLAN, WARM
+from .batches import KEPT, Batches, size_of
 
-WARM = 6  # steps; of the last three the time is taken
-KEPT = 4  # batches that come again
 PATIENCE = 120  # seconds that a rank waits for the plan
-NOTHING = (0, 0, 0, 0, 0.0)  # steps, samples, batches, bytes that DDP averages, seconds
+# Of the steps of a window that are timed; bytes are those that DDP averages, collectives those of
+# the script, in which a rank has waited so many seconds.
+COUNTED = ("steps", "samples", "batches", "bytes", "seconds", "collectives", "waited")
 COLLECTIVES = "all_reduce broadcast reduce all_gather all_gather_into_tensor reduce_scatter_tensor"
 COLLECTIVES += " all_to_all_single all_to_all gather scatter barrier all_gather_object"
 COLLECTIVES += " broadcast_object_list gather_object scatter_object_list reduce_scatter"
@@ -38,18 +47,31 @@ COLLECTIVES += " broadcast_object_list gather_object scatter_object_list reduce_
 class Windows:
     def __init__(self) -> None:
         self.main = None  # the optimizer whose steps count
-        self.steps = 0
+        self.steps = self.number = self.made = 0  # of all; windows; steps of this one
         self.plan = None
         self.kind = KINDS[0]
-        self.since = None  # when the part of a window began that is measured
-        self.part = list(NOTHING)
-        self.measured = NOTHING  # of the window so far
+        self.since = None  # when the part of a window began that is timed
+        self.part, self.measured = Counter(), Counter()  # it, and the window so far
+        self.stamps = []  # of the part: when collectives began and ended
         self.rates = []  # of each optimizer that steps: one may call another one
         self.wrapped = WeakSet()  # DDP's models
         self.trained = WeakKeyDictionary()  # a loader that steps learned from -> its kept batches
         self.gave = set()  # loaders that gave a batch since the latest step
-        self.asked = False  # a loader, which may ask another one
-        self.called = 0  # collectives of the script
+        self.asked = self.calls = False  # a loader or a collective, which may ask another one
+        self.what, self.at = "steps", 0.0  # what time goes into, and since when
+        self.spent = Counter()  # seconds outside of steps, since the latest of them
+        self.given = 0  # batches of this pass so far
+        self.handed = None  # when a batch was, until a forward pass begins
+        self.loop = None  # seconds of this step that went by between the two
+        self.work = 0  # numbers in the batches of this step
+        self.open_window()
+
+    def open_window(self) -> None:
+        self.made = 0
+        self.measured = Counter()
+        self.within, self.between = Counter(), Counter()  # seconds in a pass, and between two
+        self.passes = self.passed = 0  # that have begun, and batches that the ones before had
+        self.loops, self.works = [], []
 
     # ---- steps ----
 
@@ -57,28 +79,35 @@ class Windows:
         rates = []
         for group in optimizer.param_groups:
             rate = group.get("lr")
-            if isinstance(rate, torch.Tensor):
-                rates.append((group, rate.clone()))
-                rate.zero_()
-            elif rate is not None:
-                rates.append((group, rate))
-                group["lr"] = 0.0
+            if rate is not None:
+                rates.append((group, deepcopy(rate)))
+                group["lr"] *= 0  # a tensor stays the same one
         self.rates.append(rates)
 
     def after_step(self, optimizer: object, *_: object) -> None:
         for group, rate in self.rates.pop():
-            if isinstance(rate, torch.Tensor):
-                group["lr"].copy_(rate)
-            else:
-                group["lr"] = rate
+            same = isinstance(rate, torch.Tensor)
+            group["lr"] = group["lr"].copy_(rate) if same else rate
         self.main = self.main or optimizer
         if optimizer is not self.main:
             return
         self.steps += 1
         for loader in self.gave:
-            self.trained.setdefault(loader, Batches())
+            if loader not in self.trained:  # one that is made anew for each epoch, say
+                self.trained[loader] = Batches()
+                self.what = "start" if self.what == "evaluation" else self.what
+                self.resume(loader, 0)
         self.gave.clear()
-        self.part[0] += 1
+        if self.what == "other":  # of a batch that was fetched before the pass had come to its end
+            self.what = "steps"
+        self.turn_to("steps")
+        self.part["steps"] += 1
+        if self.since is not None:
+            self.works.append(self.work)
+        elif self.loop is not None:
+            self.loops.append(self.loop)
+        self.loop = self.handed = None
+        self.work = 0
         if self.plan is None:
             self.warm()
         elif self.plan:
@@ -90,84 +119,96 @@ class Windows:
         if self.steps < WARM:
             return
         self.pause()
-        steps, _, batches, _, seconds = self.measured
-        queued = [one.num_workers * (one.prefetch_factor or 0) for one in self.trained]
-        each = max(1, round(batches / max(1, steps)))
-        settle = max(queued, default=0) // each + 3
-        notes.event("ready", seconds=seconds / max(1, steps), settle=settle, **self.facts())
+        steps, batches = (max(1, self.measured[name]) for name in ("steps", "batches"))
+        each, (rank, world), loaders = max(1, round(batches / steps)), place(), list(self.trained)
+        params = [p for group in self.main.param_groups for p in group["params"]]
+        sharded = any(hasattr(p, "device_mesh") or "Flat" in type(p).__name__ for p in params)
+        queued = [one.num_workers * (one.prefetch_factor or 0) for one in loaders]
+        ready = {"rank": rank, "world": world, "cpus": list(os.sched_getaffinity(0)), "each": each}
+        ready |= {"seconds": self.measured["seconds"] / steps, "ends": any(map(length_of, loaders))}
+        ready |= {"queued": max(queued, default=0) // each, "ddp": len(self.wrapped)}
+        workers = max((one.num_workers for one in loaders), default=-1)
+        notes.event("ready", sharded=sharded, workers=workers, **ready)
+        for one in outermost(set(map(id, params))):
+            one.register_forward_pre_hook(begin_forward)
         self.plan = read_plan()
-        self.start = self.steps
-        self.measured = NOTHING
+        self.open_window()
+        self.spent.clear()
 
     def turn(self) -> None:
         """The end of a step: of what does the next one belong to?"""
-        settle, steps = self.plan["settle"], self.plan["steps"]
-        window, place = divmod(self.steps - self.start, settle + steps)
-        if place == settle or (place > settle and self.since is None):
-            self.go_on()
-        if place or not window:
+        self.made += 1
+        settle = self.plan["settle"][self.kind]
+        if self.made < settle + self.plan["steps"]:
+            if self.made >= settle and self.since is None:
+                self.go_on()
             return
         self.pause()
-        names = ("steps", "samples", "batches", "bytes", "seconds")
-        row = {"kind": self.kind, "collectives": self.called}
-        notes.event("window", n=window - 1, **row, **dict(zip(names, self.measured, strict=True)))
-        self.measured, self.called = NOTHING, 0
-        over = window == len(KINDS) * self.plan["rounds"]
-        self.kind = KINDS[0] if over else KINDS[window % len(KINDS)]
-        if over:
+        row = {name: self.measured[name] for name in COUNTED} | {"made": self.made}
+        row |= {"within": self.within, "between": self.between, "passes": self.passes}
+        row |= {"passed": self.passed, "loop": median(self.loops) if self.loops else None}
+        row["works"] = self.works if len(set(self.works)) > 1 and self.kind == KINDS[0] else []
+        notes.event("window", n=self.number, kind=self.kind, **row)
+        self.open_window()
+        self.number += 1
+        kinds = self.plan["kinds"]
+        self.kind = kinds[self.number % len(kinds)]
+        if self.number == len(kinds) * self.plan["rounds"]:
             self.plan = {}
             notes.event("over")
 
     def go_on(self) -> None:
         """The clock goes on, at the end of a step."""
         wait_for_device()
-        self.part, self.since = list(NOTHING), time.perf_counter()
+        self.part.clear()
+        self.stamps.clear()
+        self.since = time.perf_counter()
 
     def pause(self) -> None:
         """The clock stops: at the end of a window, or where something else than a step begins."""
         if self.since is None:
             return
         wait_for_device()
-        self.part[4] = time.perf_counter() - self.since
-        if self.part[0]:
-            self.measured = [a + b for a, b in zip(self.measured, self.part, strict=True)]
+        self.part["seconds"] = time.perf_counter() - self.since
+        self.part["waited"] = sum(
+            b - a if isinstance(a, float) else a.elapsed_time(b) / 1000 for a, b in self.stamps
+        )
+        if self.part["steps"]:
+            self.measured.update(self.part)
         self.since = None
 
-    def facts(self) -> dict:
-        """What the doctor says beside the numbers."""
-        rank, world = place()
-        params = [p for group in self.main.param_groups for p in group["params"]]
-        sharded = any(hasattr(p, "device_mesh") or "Flat" in type(p).__name__ for p in params)
-        return {
-            "rank": rank,
-            "world": world,
-            "workers": max((one.num_workers for one in self.trained), default=-1),
-            "cpus": list(os.sched_getaffinity(0)),
-            "ddp": len(self.wrapped),
-            "sharded": sharded,
-        }
+    def turn_to(self, what: str) -> None:
+        """All of the time is told apart: it goes into steps, or into what is outside of them."""
+        if what != self.what:
+            now = time.perf_counter()
+            if self.what != "steps":
+                self.spent[self.what] += now - self.at
+            self.what, self.at = what, now
 
     # ---- batches ----
 
     def begin_pass(self, own: Callable, loader: object) -> object:
         self.pause()
+        self.turn_to("start" if loader in self.trained else "evaluation")
         found = own(loader)
         with suppress(AttributeError):  # of a loader that is no torch's
-            found._doctor = [loader, 0]
+            found._doctor = [loader, 0, 0]
         return found
 
     def hand_out(self, own: Callable, one: object) -> object:
         """A batch of the pass, which ends after as many as it always has."""
-        loader, count = getattr(one, "_doctor", None) or (None, 0)
+        loader, count, again = getattr(one, "_doctor", None) or (None, 0, 0)
         if loader is None or self.asked:
             return own(one)
         kept = self.trained.get(loader)
         self.asked = True
         try:
-            if self.kind == "input" and kept is not None and len(kept.all) == KEPT:
-                if count == length(one):
-                    raise StopIteration
+            comes_again = self.kind == "input" and kept is not None and len(kept.all) == KEPT
+            if count == length_of(one) and (comes_again or again):
+                raise StopIteration
+            if comes_again:
                 batch = kept.next()
+                one._doctor[2] += 1
             else:
                 batch = own(one)
                 if kept is not None:
@@ -175,99 +216,82 @@ class Windows:
         except StopIteration:
             self.gave.discard(loader)  # an evaluation comes to its end, training goes on
             self.pause()
+            self.turn_to("other")
             raise
         finally:
             self.asked = False
         one._doctor[1] += 1
-        if torch.is_grad_enabled():
-            self.gave.add(loader)
         sampler = loader.batch_sampler
         # A data set may give whole batches: then a loader's batch is one of them.
         known = type(sampler) is BatchSampler and sampler.batch_size > 1
-        whole = known and count + 1 != length(one)
-        self.part[1] += sampler.batch_size if whole else size_of(batch)
-        self.part[2] += 1
+        whole = known and count + 1 != length_of(one)
+        self.part["samples"] += sampler.batch_size if whole else size_of(batch)
+        self.part["batches"] += 1
+        if torch.is_grad_enabled():
+            self.gave.add(loader)
+            self.work += sum(value.numel() for value in tensors_in(batch))
+            if kept is not None:
+                self.resume(loader, count)
         return batch
 
+    def resume(self, loader: object, count: int) -> None:
+        """A batch to learn from: a step has begun, and what was outside is told."""
+        self.turn_to("steps")
+        if loader is next(iter(self.trained)):  # of several one counts passes
+            if not count:
+                self.passes += 1
+                self.passed += self.given
+            (self.within if count else self.between).update(self.spent)
+            self.spent.clear()
+            self.given = count + 1
+        if self.plan and self.since is None:
+            wait_for_device()
+            self.handed = time.perf_counter()
 
-class Batches:
-    """The first ones of a loader, which come again and again.
+    # ---- what else takes time ----
 
-    A script may change a batch in place: then it gets a copy of the copy that was made before."""
+    def save(self, what: str) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self.pause()
+            self.turn_to(what)
 
-    def __init__(self) -> None:
-        self.all = []  # pairs: as it was handed out, and a copy
-        self.given = 0
-
-    def keep(self, batch: object) -> None:
-        if len(self.all) < KEPT:
-            self.all.append((batch, mapped(batch, copied), versions(batch)))
-
-    def next(self) -> object:
-        place = self.given % KEPT
-        self.given += 1
-        batch, as_it_was, before = self.all[place]
-        if versions(batch) != before:
-            batch = mapped(as_it_was, copied)
-            self.all[place] = batch, as_it_was, versions(batch)
-        return mapped(batch, lambda value: value)
-
-
-def mapped(value: object, change: Callable) -> object:
-    """The same containers anew, and change(what is in them)."""
-    if isinstance(value, dict):
-        found = copy.copy(value)
-        for key in value:
-            found[key] = mapped(value[key], change)
-        return found
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(one, change) for one in value))
-    if type(value) in (list, tuple):
-        return type(value)(mapped(one, change) for one in value)
-    if hasattr(value, "data") and isinstance(value.data, dict):  # a BatchEncoding, say
-        found = copy.copy(value)
-        found.data = mapped(value.data, change)
-        return found
-    return change(value)
+    def call(self, own: Callable, counts: bool, args: tuple, kwargs: dict) -> object:
+        """A collective of the script's own, or the wait for one: a late rank waits least."""
+        if self.since is None or self.calls:
+            return own(*args, **kwargs)
+        self.calls = True
+        self.part["collectives"] += counts
+        begin = stamp()
+        try:
+            return own(*args, **kwargs)
+        finally:
+            self.stamps.append((begin, stamp()))
+            self.calls = False
 
 
-def copied(value: object) -> object:
-    if not isinstance(value, torch.Tensor):
-        return copy.deepcopy(value)
-    found = value.detach().clone()
-    return found.pin_memory() if value.device.type == "cpu" and value.is_pinned() else found
-
-
-def versions(batch: object) -> list[int]:
-    """Of its tensors: another number after each change in place."""
-    found = []
-    mapped(batch, lambda value: found.append(getattr(value, "_version", 0)))
-    return found
-
-
-def size_of(batch: object) -> int:
-    """Its samples: the length of its first tensor that has one."""
-    found = []
-
-    def look(value: object) -> None:
-        if isinstance(value, torch.Tensor) and value.dim():
-            found.append(len(value))
-
-    mapped(batch, look)
-    if isinstance(batch, list | tuple) and not found:
-        return len(batch)
-    return found[0] if found else 1
-
-
-def length(one: object) -> int | None:
-    with suppress(TypeError):
-        return len(one)
-    return None
+def outermost(weights: set[int]) -> list:
+    """Modules that hold one of these weights, and that no other module holds."""
+    found = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+    inner = {id(child) for one in found for child in one.children()}
+    return [
+        one for one in found
+        if id(one) not in inner and not one._compiled_call_impl  # which would be compiled anew
+        and any(id(p) in weights for p in one.parameters())
+    ]  # fmt: skip
 
 
 def wait_for_device() -> None:
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
+
+
+def stamp() -> object:
+    """Now; on a device, where a call returns at once, as soon as its queue has come to here."""
+    if not torch.accelerator.is_available():
+        return time.perf_counter()
+    event = torch.Event(torch.accelerator.current_accelerator(), enable_timing=True)
+    event.record()
+    return event
 
 
 def read_plan() -> dict:
@@ -312,7 +336,7 @@ def follow_ddp(probe: str, kind: type) -> None:
         size = sum(p.numel() * p.element_size() for p in weights)
 
         def count(_: object) -> None:
-            windows.part[3] += size * ddp.require_backward_grad_sync
+            windows.part["bytes"] += size * ddp.require_backward_grad_sync
 
         # Once in a backward pass: the largest one is hardly without a gradient.
         max(weights, key=torch.numel).register_post_accumulate_grad_hook(count)
@@ -321,12 +345,35 @@ def follow_ddp(probe: str, kind: type) -> None:
     hook(probe, kind, "__init__", after=note)
 
 
-def count_collectives(probe: str, module: object) -> None:
-    def count(*_: object, **__: object) -> None:
-        windows.called += windows.since is not None
+def time_collectives(probe: str, module: object) -> None:
+    def attach(owner: object, name: str) -> None:
+        own, counts = getattr(owner, name), owner is module
+
+        @functools.wraps(own)
+        def wrapper(*args: object, **kwargs: object) -> object:
+            return windows.call(own, counts, args, kwargs)
+
+        setattr(owner, name, wrapper)
 
     for name in COLLECTIVES.split():
-        hook(probe, module, name, before=count)
+        attach(module, name)
+    attach(module.Work, "wait")
+
+
+def begin_forward(*_: object) -> None:
+    """A function, as a script may save its model with what is registered on it."""
+    if windows.handed is not None:
+        wait_for_device()
+        windows.loop = (windows.loop or 0.0) + time.perf_counter() - windows.handed
+        windows.handed = None
+
+
+def tell_steps(probe: str, _: object) -> None:
+    def tell(*_: object, **__: object) -> None:
+        if notes.pid == os.getpid() and windows.steps:
+            notes.event("made", steps=windows.steps)
+
+    hook(probe, ending, "note_end", before=tell)
 
 
 windows = Windows()
@@ -334,6 +381,13 @@ PROBES = (
     Probe("batch", "torch.utils.data.dataloader", attach=follow),
     Probe("step", "torch.optim", attach=watch_steps),
     Probe("ddp", "torch.nn.parallel.DistributedDataParallel", attach=follow_ddp),
-    Probe("collectives", "torch.distributed", attach=count_collectives),
+    Probe("collectives", "torch.distributed", attach=time_collectives),
+    Probe(
+        "save",
+        "torch.save",
+        lambda *_, **__: windows.save("saving"),
+        lambda *_, **__: windows.save("other"),
+    ),
+    Probe("made", "atexit.register", attach=tell_steps),
     Probe("exit", "atexit.register", attach=ending.watch),
 )

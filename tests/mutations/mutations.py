@@ -47,7 +47,8 @@ INPUTS = "tests/doctor/test_inputs.py"
 CASES = "tests/doctor/test_cases.py::test_case"
 GPU_CHECK = "tests/tools/test_gpu_check.py"
 TASKS = "tests/handbook/test_task_resume.py"
-SPEED = "tests/doctor/test_speed.py::test_what_is_said"
+SPEED_FILE = "tests/doctor/test_speed.py"
+SPEED = f"{SPEED_FILE}::test_what_is_said"
 LINKS = "tests/tools/test_links.py"
 SITE = "tests/site/test_site.py"
 APPROACHES = "tests/site/test_approaches.py"
@@ -1187,15 +1188,16 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          'pace = max if self.ranks[0]["ddp"] and kind != "communication" else min', "pace = min"),
     ],
     "tests/doctor/test_speed.py::test_ranks_together[unlike-batches]": [
-        ("a step has the samples of all ranks", 1, "zip(*self.steps[kind], strict=True)",
-         "zip(*self.paces[kind], strict=True)"),
+        ("a step has the samples of all ranks", 1,
+         'return pace(row["steps"] / row["seconds"] for row in each) * batches',
+         'return pace(row[self.unit] / row["seconds"] for row in each)'),
     ],
     "tests/doctor/test_doctor.py::test_fault_is_found[overlapping_samples]": [
         ("a Subset may be a share", 1, 'and size == loader["root"]', ""),
     ],
     f"{SPEED}[no-loader]": [
-        ("weights that stay", 1, '                group["lr"] = 0.0\n', "                pass\n"),
-        ("no word of what was not taken out", 1, "len(taken) == parts and", "taken and"),
+        ("weights that stay", 1, '                group["lr"] *= 0', "                pass"),
+        ("no word of what was not taken out", 1, 'if out and "input" in parts else', "if out else"),
     ],
     f"{SPEED}[accumulation-with-no_sync]": [
         ("windows without communication", 1,
@@ -1207,6 +1209,58 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{SPEED}[batches-that-are-changed]": [
         ("batches that come again as they were", 1, "        if versions(batch) != before:\n",
          "        if False:\n"),
+    ],
+    f"{SPEED}[workers-that-begin-anew]": [
+        ("passes as long as always", 1, "(comes_again or again)", "comes_again"),
+        ("time outside of steps", 1, "                self.spent[self.what] += now - self.at\n",
+         "                pass\n"),
+        ("none of it in windows without input", 1, 'if row["kind"] != "input"]', "]"),
+    ],
+    f"{SPEED}[workers-that-begin-together]": [
+        ("whole turns of the workers", 1, "-(-steps // turn) * turn", "steps"),
+        ("queues that are full", 1, '"communication": queued}', '"communication": 0}'),
+    ],
+    f"{SPEED}[a-batch-that-the-loop-works-on]": [
+        ("what the loop does with a batch", 1, "            self.handed = time.perf_counter()\n",
+         "            pass\n"),
+    ],
+    f"{SPEED}[a-slow-rank-and-a-loss-that-is-logged]": [
+        ("waiting in the script's own collectives", 1,
+         'max(1e-9, each[rank]["seconds"] - waited)', 'each[rank]["seconds"]'),
+    ],
+    f"{SPEED}[averages-of-its-own]": [
+        ("the script's own collectives", 1, "            self.stamps.append((begin, stamp()))\n",
+         "            pass\n"),
+    ],
+    f"{SPEED}[unlike-lengths]": [
+        ("lengths of a step's batches", 1, "self.work += sum(", "self.work = 0 * sum("),
+    ],
+    f"{SPEED}[saving]": [
+        ("saving is outside of steps", 1, "            self.turn_to(what)\n", "            pass\n"),
+    ],
+    f"{SPEED}[a-little-of-each]": [
+        ("all that is not the step", 1, "100 - sum(share(", "100 - max(share("),
+    ],
+    f"{SPEED_FILE}::test_how_sure[drift]": [
+        ("neighbours in time", 1, "as_it_is = (1 - part) * near[0] + part * near[-1]",
+         "as_it_is = math.log(median(plain.values()))"),
+    ],
+    f"{SPEED_FILE}::test_how_sure[busy]": [
+        ("a look after each round", 1, "SURE = 0.995", "SURE = 0.8"),
+    ],
+    f"{SPEED_FILE}::test_when_it_ends[decided]": [
+        ("an end when all is decided", 1, "or speed.settled()", "or False"),
+    ],
+    f"{SPEED_FILE}::test_when_it_ends[undecided]": [
+        ("no end before", 1, "or speed.settled()", "or True"),
+    ],
+    f"{SPEED_FILE}::test_when_it_ends[for-long]": [
+        ("an end without a new round", 1, "(rounds == self.rounds and not late)",
+         "rounds == self.rounds"),
+    ],
+    f"{SPEED_FILE}::test_too_few_rounds": [
+        ("nothing is said of a few rounds", 1, "    if len(logs) < FEWEST:\n",
+         "    if not logs:\n"),
     ],
     "tests/doctor/test_speed.py::test_files_of_before[as-long,-and-linked]": [
         ("the time of a file", 1, ", was.st_mtime_ns) != (now.st_size, now.st_mtime_ns)",
