@@ -32,15 +32,15 @@ def attach(name: str) -> None:
         return
     try:
         from .recorder import hooks, probes
-        from .without.changes import CHANGES
+        from .without import changes
     except Exception as error:  # a name that torch has no more: nothing is recorded
         notes.fail("all", repr(error))
         return
     if name == "torch":
-        hooks.attach(probes.PROBES + ((*probes.OF_TWO, *CHANGES) if compares() else ()))
+        hooks.attach(probes.PROBES + ((*probes.OF_TWO, *changes.CHANGES) if compares() else ()))
     if "safetensors" in (name, *sys.modules):
         hooks.attach(probes.OF_SAFETENSORS)
     if name == "torch.distributed.fsdp":  # seconds, where torch would have to import it for us
-        hooks.attach(probes.OF_FSDP)
+        hooks.attach(probes.OF_FSDP + (changes.OF_FSDP if compares() else ()))
     if name == "horovod.torch":
         hooks.attach(probes.OF_HOROVOD)

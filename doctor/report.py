@@ -75,6 +75,7 @@ class Report:
         self.checked: list[str] = []
         self.all_ranks = True  # or only those of one machine of several
         self.taken_out: set[str] = set()  # findings: the run lacked what they look at
+        self.fsdp = False  # words of DDP would mislead
         self.broken = False  # the script ended by an error
         self.cut = ""  # where, and why, the recorder had to stop
         self.mild = False  # findings are only notes, whatever their severity
@@ -85,7 +86,7 @@ class Report:
         which = name.split(":")[0]
         if self.has(which) or which in self.blocked or which in self.taken_out:
             return
-        seen, advice, *_ = [*self.words[name], *self.words[which][1:]]
+        seen, advice, *_ = [*self.lines(name), *self.lines(which)[1:]]
         severity = kind_of(name).severity
         if which in self.allowed:
             advice = self.say("allowed")
@@ -94,6 +95,11 @@ class Report:
         file, line = at or (None, None)
         text = seen.format(**values)
         self.findings.append(Finding(which, severity, file, line, text, advice, name, values))
+
+    def lines(self, name: str) -> list[str]:
+        """What was seen, and what to do: under FSDP in words of its own, if there are some."""
+        own = f"{name}:fsdp"
+        return self.words[own if self.fsdp and own in self.words else name]
 
     def say(self, name: str, **values: object) -> str:
         return self.words[name][0].format(**values)

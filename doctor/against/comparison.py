@@ -72,6 +72,7 @@ class Comparison:
         self.one, self.two, self.report = one, two, report
         self.without = without.split(",")
         self.runs = (one, two)
+        report.fsdp = any("FSDP" in run.of_model("wrappers") for run in self.runs)
         self.batches = Samples(one), Samples(two)
         self.seen: list[Seen] = []
         self.numbers = True  # gradients and weights may still be compared
@@ -87,7 +88,7 @@ class Comparison:
 
     def say(self, kind: str, which: str, step: int | None = None, /, **values: object) -> None:
         values = {"step": step, "a": self.one.label, "b": self.two.label, **values}
-        texts = [line.format(**values) for line in self.report.words[f"against:{which}"][:2]]
+        texts = [line.format(**values) for line in self.report.lines(f"against:{which}")[:2]]
         texts = [singular(text) for text in texts]
         self.seen.append(Seen(kind, which, *texts, step=step, values=values))
 

@@ -16,6 +16,7 @@ def judge(ranks: list[Rank], report: Report) -> None:
     """All checks; a mistake in one of them is told, and does not stop the others."""
     report.all_ranks = len(ranks) == ranks[0].world
     report.teams = Teams(ranks)
+    report.fsdp = any("FSDP" in rank.model.get("wrappers", []) for rank in ranks)
     report.blocked = blocked(ranks, report)
     for check in CHECKS:
         judge_one(check, ranks, report)

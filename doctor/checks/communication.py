@@ -1,5 +1,7 @@
 """Collectives: does every rank call the same, and do all arrive?"""
 
+import re
+
 from ..findings import HANG, check, finds
 from ..ranks import STILL, Rank, failed
 from ..report import Report, short
@@ -46,7 +48,7 @@ def check_pair(one: Rank, other: Rank, group: str, report: Report) -> None:
     mine = one.called(group)
     theirs = other.called(group)
     for n, (a, b) in enumerate(zip(mine, theirs, strict=False), 1):
-        sized = a["kind"] in ("allreduce", "broadcast", "reduce")
+        sized = re.search("^(allreduce|broadcast|reduce)$|_(base|single)$", a["kind"])
         if a["kind"] != b["kind"] or (sized and a["size"] != b["size"]):
             texts = [f"{e['kind']} ({e['size']}) {short(e['at'])}" for e in (a, b)]
             if one.extra(other, group) or other.extra(one, group):
@@ -55,6 +57,8 @@ def check_pair(one: Rank, other: Rank, group: str, report: Report) -> None:
             values |= {"mine": texts[0], "theirs": texts[1]}
             return report.find("collective_order", a["at"], **values)
 
+    if report.broken and (found := died_in(one, other, group) or died_in(other, one, group)):
+        return report.find("collective_order", found["at"], **found["values"])
     more, fewer = (one, other) if len(mine) > len(theirs) else (other, one)
     waits = more.stack or more.ended.get("error") != "None"
     if len(mine) != len(theirs) and fewer.left() and waits:
@@ -66,6 +70,19 @@ def check_pair(one: Rank, other: Rank, group: str, report: Report) -> None:
         at = fewer.stack or event["at"]
         report.find("collective_order:missing", at, **values, place=place)
     return None
+
+
+def died_in(gone: Rank, other: Rank, group: str) -> dict | None:
+    """One ended without a word, in what torch itself calls of DTensors, while the other was in
+    another call: gloo ends a process that receives what it does not expect."""
+    last = gone.events["dtensor"][-1:]
+    calls = other.called(group)[len(gone.called(group)) :]
+    if gone.ended or not last or last[0]["t"] < gone.last or not calls:
+        return None
+    texts = [f"{calls[0]['kind']} ({calls[0]['size']}) {short(calls[0]['at'])}"]
+    texts += [f"{last[0]['kind']} {short(last[0]['at'])}"]
+    values = {"n": len(gone.called(group)) + 1, "one": other.rank, "other": gone.rank}
+    return {"at": calls[0]["at"], "values": values | {"mine": texts[0], "theirs": texts[1]}}
 
 
 def tell_extra(one: Rank, other: Rank, group: str, report: Report) -> None:

@@ -24,7 +24,10 @@ def check_learning(ranks: list[Rank], report: Report) -> str | None:
     """Does each optimizer change the model, and are gradients lost or clipped wrongly?"""
     for rank in ranks:
         for event in rank.events["lost"]:
-            if not event["own"]:
+            if event["divided"]:  # what nobody averages once more is right
+                if rank.model.get("wrappers"):
+                    report.find("lost_gradient:divided", event["at"], count=rank.world)
+            elif not event["own"]:
                 report.find("lost_gradient", event["at"])
             elif not report.has("lost_gradient"):
                 report.skip("lost_gradient", "own_part")  # the rest of the gradient may be lost

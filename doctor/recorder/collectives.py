@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -41,7 +41,7 @@ def collective(kind: str, group: object, *args: object, **_: object) -> None:
     if kind in ("send", "recv", "recv_anysource"):
         return
     note(kind, group, given)
-    notes.call("lost", trace.send, args, given)
+    notes.call("lost", trace.send, kind, args, given)
 
 
 def note(kind: str, group: object, given: list) -> None:
@@ -129,16 +129,27 @@ class Trace(TorchFunctionMode):
         super().__init__()
         self.on = False
         self.left = 3  # so many times it is put on
-        # Tensors that hang on a result -> where that was; has it got a rank's own part back?
+        # Tensors that hang on a result -> where that was; has it got a rank's own part back? For a
+        # loss of one number, which keeps its gradient: how often was it divided by what all ranks
+        # have together?
         self.lines = WeakIdKeyDictionary()
+        self.totals = WeakIdKeyDictionary()  # a few numbers that were added up, without a gradient
         self.learning = WeakIdKeyDictionary()  # those that were sent, and required a gradient
 
-    def send(self, args: tuple, results: list) -> None:
-        learning = [t for t in tensors_in(args) if t.requires_grad and t.numel() > 1]
-        if learning and torch.is_grad_enabled():
-            self.add(learning, results)
+    def send(self, kind: str, args: tuple, results: list) -> None:
+        given = [t for t in tensors_in(args) if t.requires_grad]
+        learning = [tensor for tensor in given if tensor.numel() > 1]
+        if not self.left or not torch.is_grad_enabled():
+            return
+        if kind == "allreduce" and len(results) == 1 and results[0].numel() <= 16 and not learning:
+            if given:
+                self.add([], results, 0)
+            else:
+                self.totals[results[0]] = True
+        elif learning:
+            self.add(learning, results, None)
 
-    def add(self, learning: list, results: list) -> None:
+    def add(self, learning: list, results: list, divided: int | None) -> None:
         compiler = sys.modules.get("torch._dynamo")
         compiles = compiler and compiler.utils.counters["frames"]
         mode = CURRENT_MODE[0]()
@@ -149,7 +160,7 @@ class Trace(TorchFunctionMode):
             self.__enter__()
         if self.on:
             self.learning.update((tensor, True) for tensor in learning)
-            self.lines.update((tensor, (user_line(), False)) for tensor in results)
+            self.lines.update((tensor, (user_line(), False, divided)) for tensor in results)
 
     def __torch_function__(
         self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
@@ -163,23 +174,43 @@ class Trace(TorchFunctionMode):
         own = any(tensor in self.learning for tensor in given)
         hanging = [tensor for tensor in given if tensor in self.lines]
         if own and func is torch.Tensor.__setitem__ and args[0] in self.lines:
-            self.lines[args[0]] = self.lines[args[0]][0], True
+            self.lines[args[0]] = self.lines[args[0]][0], True, None
         elif hanging:
             back = own and func in JOINING or all(self.lines[tensor][1] for tensor in hanging)
-            line = self.lines[hanging[0]][0], back
-            self.lines.update((tensor, line) for tensor in tensors_in(result))
+            at, _, divided = self.lines[hanging[0]]
+            divided = None if divided is None else divided + self.divides(func, args)
+            self.lines.update((tensor, (at, back, divided)) for tensor in tensors_in(result))
+
+    def divides(self, func: object, args: tuple) -> int:
+        """1 if it divides by the number of ranks, or by a sum over them; -1 if it multiplies so."""
+        name = func.__name__.strip("_")
+        by = args[-1] if len(args) == 2 else None
+        by = by.item() if isinstance(by, torch.Tensor) and by.numel() == 1 else by
+        if not isinstance(by, int | float) or not by:
+            return 0
+        world = dist.get_world_size()
+        if re.fullmatch("i?mul|multiply", name):
+            return (by * world == 1) - (by == world)
+        if not re.fullmatch("i?div|i?truediv|divide|true_divide", name):
+            return 0
+        return int(by == world or any(by in total.tolist() for total in flat(self.totals)))
 
     def backward(self, tensors: object, *_: object, **__: object) -> None:
         for tensor in tensors_in(tensors):
             if tensor in self.lines:
-                at, own = self.lines[tensor]
-                notes.event("lost", at=at, own=own)
+                at, own, divided = self.lines[tensor]
+                if divided is None or divided > 0:  # else the gradient is that of its own part
+                    notes.event("lost", at=at, own=own, divided=bool(divided))
 
     def end(self) -> None:
         if self.on and CURRENT_MODE[0]() is self:
             self.__exit__(None, None, None)
             self.on = False
             self.lines.clear()
+
+
+def flat(tensors: Iterable) -> list:
+    return [tensor.detach().flatten() for tensor in tensors]
 
 
 trace = Trace()
@@ -215,6 +246,13 @@ def attach_functional(probe: str, module: object) -> None:
         exchanged(kind, group, tensor, followed=followed)
         note(kind, group, [tensor])
 
+    told = [None]
+
+    def tell_own(kind: str) -> None:
+        if (at := user_line()) != told[0]:
+            told[0] = at
+            notes.event("dtensor", kind=kind, at=at)
+
     def watched(kind: str, own: Callable) -> Callable:
         signature = inspect.signature(own)
 
@@ -226,6 +264,8 @@ def attach_functional(probe: str, module: object) -> None:
             if not sys._getframe(1).f_code.co_filename.startswith(TORCH):
                 given = signature.bind(*args, **kwargs).arguments
                 notes.call(probe, tell, kind, given["self"], given["group"])
+            else:
+                notes.call(probe, tell_own, kind)
             return own(*args, **kwargs)
 
         return call

@@ -18,3 +18,4 @@ CHANGES = (
     Probe("draws", "torch.optim.optimizer.Optimizer.__init__", after=draws.new_optimizer),
     Probe("rounding", "torch", attach=rounding.rounding),
 )
+OF_FSDP = (Probe("rounding", "torch.distributed.fsdp", attach=rounding.policies),)

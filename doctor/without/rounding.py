@@ -29,6 +29,12 @@ def rounding(probe: str, _: object) -> None:
     kind.__next__ = lambda iterator: exact_in(own_next(iterator))
 
 
+def policies(probe: str, fsdp: object) -> None:
+    """FSDP's types are float64, too, or None."""
+    for kind in (fsdp.MixedPrecisionPolicy, fsdp.MixedPrecision) if without("rounding") else ():
+        kind.__init__ = asked(kind.__init__)
+
+
 def exact_in(value: object) -> object:
     return torch.utils._pytree.tree_map(exact, value)
 

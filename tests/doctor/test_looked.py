@@ -34,6 +34,11 @@ THROWN = ("enumerate(loader):\n", "enumerate(loader):\n        optimizer.zero_gr
 CLIPPED = ("            optimizer.step()\n",
            "            nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
            "            optimizer.step()\n")  # fmt: skip
+SUMMED = LOSS + "        dist.all_reduce(loss)\n"
+COUNTED = (
+    SUMMED.replace("targets)", "targets, reduction='sum')")
+    + "        count = torch.tensor(float(len(targets)))\n        dist.all_reduce(count)\n"
+)
 # Ranks draw unlike many numbers for dropout.
 UNLIKE = (
     "(8, 16), ", "(8, 16), nn.Dropout(0.1), ", "(ddp(images), targets)",
@@ -89,6 +94,18 @@ PROGRAMS = {
          "        if n % 2:\n"
          "            for p, a in zip(model.parameters(), own):\n                p.grad = a\n"),
         "", ""),
+    "a summed loss, divided": ((LOSS, SUMMED + "        loss = loss / world_size\n"),
+                               "lost_gradient", ""),
+    "a summed loss, divided by all samples": (
+        (LOSS, COUNTED + "        loss /= count\n"), "lost_gradient", ""),
+    "a summed loss, divided by their number": (
+        (LOSS, COUNTED + "        loss = loss / count.item()\n"), "lost_gradient", ""),
+    "a summed loss": ((LOSS, SUMMED), "", ""),
+    "a summed loss, times the ranks": (
+        (LOSS, COUNTED + "        loss = loss * world_size / count\n"), "", ""),
+    "a copy of the loss, summed": (
+        (LOSS, LOSS + "        logged = loss.detach().clone()\n        dist.all_reduce(logged)\n"
+         "        loss = loss + 0 * logged / world_size\n"), "", ""),
     "a critic": (CRITIC, "", ""),
     "a critic, and one seed": ((*CRITIC, *ONE_SEED), "equal_randomness", ""),
     "a schedule to its end": (LAMBDA, "", ""),

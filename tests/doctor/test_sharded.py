@@ -1,14 +1,21 @@
 """Models that are divided among ranks, FSDP2's above all: mistakes that people make there, and
 right programs that look like them."""
 
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import faults
 import pytest
+import torch
+from cases import DOCTOR, TORCHRUN
 from crew import Crew
 from examined import assert_all_ran, examined_text
+from harness import run
 from tiers import table
+
+from doctor.recorder.notes import AGAINST
 
 FSDP = """
 import torch
@@ -241,3 +248,47 @@ def test_divided(what: str, crew: Crew, tmp_path: Path) -> None:
     rest = {"drifting_weights:buffers"} if finding == "half_loaded" else set()
     assert set(names[1:]) <= rest, report.findings
     assert not unchecked or report.not_checked.keys() == set(unchecked.split())
+
+
+ALONE = (  # rank 0 evaluates, and the other one goes on to what gathers the model
+    "in val_loader:", "in val_loader if rank == 0 else ():", "    dist.all_reduce(totals)\n",
+    "    get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))\n",
+    "import StateDictOptions,", "import StateDictOptions, get_model_state_dict,",
+)  # fmt: skip
+
+
+def test_rank_0_evaluates_alone(tmp_path: Path) -> None:
+    """By a launch: gloo ends the other rank. And what waits until the script imports FSDP."""
+    text = faults.changed(FSDP, (*PROGRAMS["never reduced"][0], *ALONE))
+    (tmp_path / "script.py").write_text(text)
+    result = run(
+        [*DOCTOR, "--lang", "en", "--json", "verdict.json", *TORCHRUN, "script.py"], tmp_path
+    )
+    found = json.loads((tmp_path / "verdict.json").read_text())["findings"]
+    assert [one["name"] for one in found] == ["untrained:held", "collective_order"], result.output
+    assert found[1]["line"] == 1 + text[: text.index("model(tokens[:, :-1])")].count("\n")
+    assert "get_model_state_dict" in found[1]["advice"] and "module" not in found[1]["advice"]
+
+
+def types_of_a_policy() -> list:
+    """In a crew member: of one that is made where --without has taken rounding out."""
+    import torch.distributed.fsdp as fsdp
+
+    from doctor.without import rounding
+
+    kinds = fsdp.MixedPrecisionPolicy, fsdp.MixedPrecision
+    own = [kind.__init__ for kind in kinds]
+    os.environ[AGAINST] = "rounding"
+    try:
+        rounding.policies("rounding", fsdp)
+        made = [kind(param_dtype=torch.bfloat16) for kind in kinds]
+    finally:
+        del os.environ[AGAINST]
+        for kind, init in zip(kinds, own, strict=True):
+            kind.__init__ = init
+    return [str(policy.param_dtype) for policy in made] + [made[0].reduce_dtype]
+
+
+def test_a_policy_without_rounding(crew: Crew) -> None:
+    types = ["torch.float64", "torch.float64", None]
+    assert crew.run(types_of_a_policy, world_size=1) == [types]

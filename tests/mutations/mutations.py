@@ -787,6 +787,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{LOOKED}[a-file-that-nobody-was-seen-to-write]": [
         ("files that nobody was seen to write", 1, 'if not (e["seen"] or e["text"])', "if False"),
     ],
+    f"{LOOKED}[a-summed-loss,-times-the-ranks]": [
+        ("a loss that is multiplied by the ranks is divided by them once", 1,
+         "return (by * world == 1) - (by == world)", "return 0"),
+    ],
     f"{LOOKED}[accumulated-in-a-place-of-one's-own]": [
         ("gradients that are kept elsewhere", 1, "return thrown if self.left == self.now() else 0",
          "return thrown"),

@@ -14,7 +14,7 @@ NOTHING_TRAINED = {"step": {"passes": [], "learned": []}}
 NO_STEP = ("step", "model", "figures", "unhooked", "still")
 GOES: dict[str, tuple[tuple, dict]] = {
     "rank": (("rank",), {}),
-    "collectives": (("collective", "lost"), {"step": {"exchanged": []}}),
+    "collectives": (("collective", "lost", "dtensor"), {"step": {"exchanged": []}}),
     "join": (("join",), {}),
     "lost": (("lost",), {}),
     "loader_made": ((), {"loader": {"at": None}}),
