@@ -313,6 +313,8 @@ def left_by(processes: Iterable[list[dict]], folder: str) -> list[dict]:
     folders = [os.path.dirname(path) for path in sources]
     for process in mine:
         for word in process["argv"][1:]:
+            if word.endswith(".py"):
+                continue  # torchrun's script, beside which other jobs may write
             path = os.path.join(process["cwd"], word.rpartition("=")[2])
             parent = os.path.dirname(path) if word.count(os.sep) else path
             below += [path if os.path.isdir(path) else parent]

@@ -4,6 +4,8 @@ check once looked at nothing. Each with its right twin."""
 import os
 import pickle
 import runpy
+import socket
+import time
 from argparse import Namespace
 from collections import OrderedDict
 from pathlib import Path
@@ -16,6 +18,7 @@ from crew import Crew
 from examined import assert_all_ran, examined_text
 from safetensors.torch import save_file
 
+from doctor.ranks import left_by
 from doctor.recorder.named import row_of
 from doctor.tensors import read
 
@@ -209,6 +212,20 @@ def run_there(folder: str, script: str) -> None:
     """In a crew member."""
     os.chdir(folder)
     runpy.run_path(script, run_name="__main__")
+
+
+def test_files_beside_the_script(tmp_path: Path) -> None:
+    """torchrun's own arguments name it: another job may write there. A folder that they name is
+    the job's."""
+    for name in ("here", "scripts", "out"):
+        (tmp_path / name).mkdir()
+    torchrun = {"e": "process", "host": socket.gethostname(), "cwd": str(tmp_path / "here"),
+                "t": time.time() - 1, "compared": False,
+                "argv": ["torchrun", "../scripts/train.py", "--output=../out"]}  # fmt: skip
+    for folder in ("scripts", "out"):
+        (tmp_path / folder / "model.bin").write_bytes(b"weights")
+    [found] = left_by([[torchrun]], str(tmp_path / "traces"))
+    assert found["path"] == str(tmp_path / "out/model.bin")
 
 
 def test_pieces_of_ranks(crew: Crew, tmp_path: Path) -> None:
