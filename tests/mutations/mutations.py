@@ -615,6 +615,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("a mode of the doctor does not keep another one off", 1,
          'mode is None or hasattr(mode, "of_doctor")', "mode is None"),
     ],
+    f"{AGAINST}::test_accuses_no_right_program": [
+        ("ranks that join make unequal numbers of steps", 1, "if unequal and not joined and",
+         "if unequal and"),
+    ],
     f"{AGAINST}::test_nothing_differs[2-as-it-is]": [
         ("samples of all ranks together", 1,
          "[row for rows in self.batches(n) for row in rows]", "self.batches(n)[0]"),
