@@ -21,6 +21,7 @@ RENUMBERED = 10  # samples with other targets: so many, and it is no chance
 @finds("same_samples:exchange", NOTE)
 @finds("overlapping_samples", WRONG, f"{NEEDS} collectives forward")
 @finds("same_order", WRONG, f"{NEEDS} restore", alone=True)
+@finds("same_order:workers", NOTE)
 @finds("unequal_targets", WRONG, NEEDS)
 def check_samples(ranks: list[Rank], report: Report) -> str | None:
     """Do ranks share training samples? Is an epoch's order that of the one before?"""
@@ -277,6 +278,10 @@ def begins_anew(rank: Rank, before: Pass, now: Pass) -> bool:
 
 
 def check_order(before: Pass, now: Pass, report: Report) -> None:
+    mine, theirs = before.by_key("items"), now.by_key("items")
+    common = mine.keys() & theirs.keys()
+    if now.stale and len(common) > 1 and all(mine[key] == theirs[key] for key in common):
+        report.find("same_order:workers", now.loader["at"], names=listed(now.stale))
     if now.loader["iterable"] or before.place == now.place:
         return
     if not now.loader["shuffles"]:

@@ -43,6 +43,7 @@ class Pass:
         self.drawn = deque()
         self.asked = 0  # batches that were asked of its sampler
         self.share = None  # of the first run's order
+        self.settings = settings_of(loader.dataset)  # when its workers were started
         self.count = 0  # of batches
         self.ended = False
         self.by_grad = False  # its latest batch was asked for where gradients are recorded
@@ -114,10 +115,12 @@ class Data:
         iterator._doctor = one
         iterator._doctor_source = getattr(iterator, "_dataset", loader.dataset)
         one.first = getattr(first, "first", one.n)
+        now, one.settings = one.settings, first.settings if loader.num_workers else one.settings
+        stale = [name for name in now if now[name] != one.settings.get(name)]
         self.new_loader(loader, iterator._doctor_source)
         _, one.loader, one.line = loader._doctor
         total = length_of(iterator)
-        notes.event("pass", n=one.n, loader=one.loader, total=total, first=one.first)
+        notes.event("pass", n=one.n, loader=one.loader, total=total, first=one.first, stale=stale)
 
     def batch(self, one: Pass, dataset: object, batch: object) -> None:
         one.count += 1
@@ -174,6 +177,12 @@ class Data:
         states = {name: self.states[name] for name in changed}
         number = worker and worker.id
         notes.event("drew", of=of, n=n, again=again, worker=number, states=states)
+
+
+def settings_of(dataset: object) -> dict[str, object]:
+    """Its numbers and names, which a worker has a copy of."""
+    values = getattr(root_of(dataset), "__dict__", {})
+    return {name: one for name, one in values.items() if isinstance(one, int | float | str)}
 
 
 def drawing(loader: object) -> list:

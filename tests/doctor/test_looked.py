@@ -42,6 +42,14 @@ COUNTED = (
     SUMMED.replace("targets)", "targets, reduction='sum')")
     + "        count = torch.tensor(float(len(targets)))\n        dist.all_reduce(count)\n"
 )
+WINDOWS = (  # each epoch shows other samples
+    "train_set = TensorDataset(", "class Windows(TensorDataset):\n    epoch = 0\n\n"
+    "    def __getitem__(self, index):\n"
+    "        return super().__getitem__((index + 9 * int(self.epoch)) % 70)\n\n\n"
+    "train_set = Windows(",
+    "sampler=sampler)", "sampler=sampler, num_workers=1, persistent_workers=True)",
+    "    model.train()\n", "    model.train()\n    train_set.epoch = epoch\n",
+)  # fmt: skip
 # Ranks draw unlike many numbers for dropout.
 UNLIKE = (
     "(8, 16), ", "(8, 16), nn.Dropout(0.1), ", "(ddp(images), targets)",
@@ -109,6 +117,12 @@ PROGRAMS = {
     "a copy of the loss, summed": (
         (LOSS, LOSS + "        logged = loss.detach().clone()\n        dist.all_reduce(logged)\n"
          "        loss = loss + 0 * logged / world_size\n"), "", ""),
+    "an epoch that workers do not hear of": (WINDOWS, "same_order", ""),
+    "an epoch that new workers hear of": (
+        (*WINDOWS, ", persistent_workers=True", ""), "", ""),
+    "an epoch that workers share": (
+        (*WINDOWS, "    epoch = 0\n", "    epoch = torch.zeros(1).share_memory_()\n",
+         "train_set.epoch = epoch", "train_set.epoch[:] = epoch"), "", ""),
     "a critic": (CRITIC, "", ""),
     "a critic, and one seed": ((*CRITIC, *ONE_SEED), "equal_randomness", ""),
     "a schedule to its end": (LAMBDA, "", ""),
@@ -121,7 +135,14 @@ PROGRAMS = {
     "rows of unlike lengths": (UNLIKE, "", ""),
     "rows of unlike lengths, and one seed": ((*UNLIKE, *ONE_SEED), "equal_randomness", ""),
 }  # fmt: skip
-ASKED = {"wrong_evaluation", "shared_file", "schedule", "equal_randomness", "lost_gradient"}
+ASKED = {
+    "same_order",
+    "wrong_evaluation",
+    "shared_file",
+    "schedule",
+    "equal_randomness",
+    "lost_gradient",
+}
 
 
 @pytest.mark.parametrize("what", PROGRAMS, ids=lambda what: what.replace(" ", "-"))

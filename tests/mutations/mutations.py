@@ -795,6 +795,9 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("a loss that is multiplied by the ranks is divided by them once", 1,
          "return (by * world == 1) - (by == world)", "return 0"),
     ],
+    f"{LOOKED}[accumulated]": [
+        ("samples that come again as they were", 1, "if now.stale and len", "if len"),
+    ],
     f"{LOOKED}[accumulated-in-a-place-of-one's-own]": [
         ("gradients that are kept elsewhere", 1, "return thrown if self.left == self.now() else 0",
          "return thrown"),
