@@ -319,7 +319,7 @@ def train_one_epoch(
 
 
 # ---- evaluation ----
-@torch.no_grad()  # not inference_mode, in which weights cannot be gathered
+@torch.no_grad()  # after inference_mode, a model evaluated first cannot train
 def evaluate(
     args: Namespace, model: nn.Module, loader: DataLoader, num_classes: int
 ) -> dict:

@@ -306,7 +306,8 @@ def assert_printed(line: str, expected: float) -> None:
 @pytest.mark.proof
 def test_exported_weights(in_shards: tuple, tmp_path: Path) -> None:
     """Plain tensors, and no more: one process loads them, and comes to the number printed. LoRA
-    begins with such a file, goes on on other ranks, and is saved merged, and alone."""
+    begins with such a file, goes on on other ranks, and beside no other weights, and is saved
+    merged, and alone."""
     names = runpy.run_path(str(FSDP))
     lines, weights = in_shards
     model = names["GPT"]()
@@ -317,6 +318,9 @@ def test_exported_weights(in_shards: tuple, tmp_path: Path) -> None:
     torch.save(weights, tmp_path / "base.pt")
     command = ("--resume", "--weights", "base.pt", "--lora", "4")
     first = launch(tmp_path, 3, *command, "--steps", "7")
+    (tmp_path / "no").mkdir()
+    codes, _, errors = run_warm([FSDP, "--resume", "--lora", "4"], tmp_path / "no", 1, cwd=tmp_path)
+    assert codes == [1] and "step7 needs --weights with the file 'base.pt'" in errors[0]
     exports = ("--export", "merged.pt", "--export-lora", "lora.pt")
     [last] = launch(tmp_path, 2, *command, "--steps", "14", *exports)
     assert last.startswith("step 14") and len(first) == 1

@@ -56,7 +56,7 @@ FIRST = {
 - To prove that it is the same training, or to find what is wrong: download
   [doctor.pyz](UPdoctor.pyz), one file for Python 3.10 or newer beside torch, and read
   [doctor.md](doctor.md#same). It runs the script on two CPU processes; no GPU is needed. The
-  training is the same if it exits with 0 and its last line is `Nothing differs.`
+  training is the same if it exits with 0 and prints `Nothing differs.`
 - An error line, a hang, a wrong score, no speed-up: [troubleshooting.md](troubleshooting.md).
 - A model that does not fit: [handbook/too-large.md](handbook/too-large.md).
 - Which approach, and the lines that differ: [chapters/index.md](chapters/index.md); the `main.py`
@@ -69,7 +69,7 @@ FIRST = {
   东西查 [recipes.md](recipes.md) 开头的表；同类训练的完整脚本在 [tasks.md](tasks.md)。
 - 证明训练没有变，或者找出错误：下载 [doctor.pyz](UPdoctor.pyz)（一个文件，Python 3.10 或更新，
   旁边有 torch 即可），读 [doctor.md](doctor.md#same)。它用两个 CPU 进程运行脚本，不需要显卡。
-  退出码是 0，最后一行是 `没有差别。`（加 `--lang en` 则是 `Nothing differs.`），训练就相同。
+  退出码是 0，并且打印了 `没有差别。`（加 `--lang en` 则是 `Nothing differs.`），训练就相同。
 - 报错、卡住、分数不对、不加速：[troubleshooting.md](troubleshooting.md)。
 - 模型放不下：[handbook/too-large.md](handbook/too-large.md)。
 - 选哪种方法、代码差在哪几行：[chapters/index.md](chapters/index.md)；每章的 `main.py`

@@ -241,7 +241,7 @@ def state_of(model, optimizer, step, args):
     """Of LoRA without what is frozen: that is in the file that the run begins with."""
     options = StateDictOptions(ignore_frozen_params=bool(args.lora))
     weights, averages = get_state_dict(model, optimizer, options=options)
-    state = {"model": weights, "optimizer": averages}
+    state = {"model": weights, "optimizer": averages, "base": Path(args.weights or "").name}
     return state | {"step": step, "world_size": dist.get_world_size()}
 
 
@@ -277,9 +277,11 @@ def resume(model, optimizer, args):
         return 0
 
     folder = args.folder / name
-    known = {"step": 0, "world_size": 0}
+    known = {"step": 0, "world_size": 0, "base": ""}
     dcp.load(known, checkpoint_id=folder)  # no more than it asks for
     state = state_of(model, optimizer, 0, args)
+    if args.lora and known["base"] != state["base"]:  # the frozen weights would be others
+        raise SystemExit(f"error: {folder} needs --weights with the file {known['base']!r}")
     alike = known["world_size"] == dist.get_world_size()
     if alike:
         state["random"] = {f"rank{rank}": random_state()}
