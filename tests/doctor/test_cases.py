@@ -16,7 +16,7 @@ from doctor.report import LANGUAGES, Finding, Report
 from tools.site.verdicts import CASES, COMPARISON, all_cases
 
 KNOWN = all_cases()
-COMPARED = json.loads(COMPARISON.read_text())["cases"]  # the rows of "Who notices what?"
+COMPARED = json.loads(COMPARISON.read_text())["cases"]  # "Who notices what?"
 MISSED = [name for name, case in KNOWN.items() if case.finding == "nothing"]
 SLOW = ["automodel_skip", "prime_rl_validation", "pytorch_rank0_validation"]
 LAUNCHED = ["mmseg_scandir"]  # warm processes have one order of sets

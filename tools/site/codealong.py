@@ -25,8 +25,8 @@ from .verdicts import verdict
 
 MOST_LINES = 20  # of a group: note and code must fit on a screen together
 MOST_FILE_LINES = 80
-FORMS = ("code", "file", "diff", "table", "verdict", "comparison", "figure")
-MARKDOWN = ("table", "comparison")  # what stands below them the site shows as it is
+FORMS = ("code", "file", "diff", "table", "verdict", "figure")
+MARKDOWN = ("table",)  # what stands below them the site shows as it is
 COPIES = "source"  # the folder of the site that has the files, see hooks.py
 UNSEEN = "https://repository/"  # before what MkDocs would look for among the pages
 linked: set[str] = set()  # these

@@ -13,7 +13,7 @@ from .approaches import differing, overview
 from .codealong import difference
 from .forms import END, Directive, SiteError, by_hand, directive
 from .source import ROOT, Source, read, translated
-from .verdicts import comparison, verdict
+from .verdicts import verdict
 
 DOCS = ROOT / "docs"
 # Here the marked lines are what a reader adds or changes, and the text says so: they get a "+".
@@ -103,8 +103,6 @@ def made_of(found: Directive, page: str) -> list[str]:
             (first, *rest), said = verdict(path, *found.words, language)
             first = first.partition(" · ")[0]  # the link above names the file
             return [first, *rest, *fenced("text", wrapped(said))]
-        case "comparison":
-            return comparison(language)
     raise SiteError(f"there is no {found.form}")
 
 
