@@ -48,7 +48,9 @@ def check_pair(one: Rank, other: Rank, group: str, report: Report) -> None:
     mine = one.called(group)
     theirs = other.called(group)
     for n, (a, b) in enumerate(zip(mine, theirs, strict=False), 1):
-        sized = re.search("^(allreduce|broadcast|reduce)$|_(base|single)$", a["kind"])
+        sized = re.search(
+            "^(allreduce|broadcast|reduce)$|(?<!to_all)(?<!toall)_(base|single)$", a["kind"]
+        )
         if a["kind"] != b["kind"] or (sized and a["size"] != b["size"]):
             texts = [f"{e['kind']} ({e['size']}) {short(e['at'])}" for e in (a, b)]
             if one.extra(other, group) or other.extra(one, group):

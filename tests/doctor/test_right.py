@@ -243,7 +243,7 @@ PROGRAMS = {path.stem for path in FOLDER.glob("*.py")} | VARIANTS.keys()
 RIGHT = sorted(PROGRAMS - WRONG.keys())
 CORE = """
     dataset_readers grpo results_by_files results_of_a_library scheduler_by_design
-    tensor_parallel_by_hand views_added_up federated wrong_fsdp_alike wrong_own_stop
+    tensor_parallel_by_hand expert_parallel views_added_up federated wrong_fsdp_alike wrong_own_stop
     wrong_contrast wrong_vote curriculum episodes divided_classes_of_one_seed last_pass
     experts_beside_parts wrong_whole_beside_parts fresh_mixing normalizer resume_at_end
     resume_that_skips resume_in_place users_of_a_list wrong_average wrong_statistics
