@@ -98,7 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks (GPUs only)")
     add("--pretrained", action="store_true", help="start from weights for 1000 classes")
     add("--output-dir", type=Path, default=f"runs/{here}", help="results")
-    add("--resume", metavar="PATH", nargs="?", const="", help="of PATH, or this folder")
+    add("--resume", metavar="PATH", nargs="?", const="", help="from PATH or output-dir")
     add("--evaluate", action="store_true", help="evaluate, and do not train")
     add("--seed", type=int, default=0, help="for weights, order, crops and dropout")
     add("--print-freq", type=int, default=20, help="steps between two lines of the log")

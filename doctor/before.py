@@ -6,6 +6,7 @@ import re
 import stat
 import sys
 import tempfile
+import zipfile
 import zlib
 from collections import deque
 from contextlib import suppress
@@ -117,6 +118,14 @@ def is_text(path: str) -> bool:
     with suppress(OSError), open(path, "rb") as file:
         return b"\0" not in file.read(4096)
     return True
+
+
+def is_bare(path: str) -> bool:
+    """Whether it is of torch.save, and holds no tensor: settings, say."""
+    with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as file:
+        places = {name.split("/")[1] for name in file.namelist() if "/" in name}
+        return "data.pkl" in places and "data" not in places
+    return False
 
 
 def digest(path: str) -> int:

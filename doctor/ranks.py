@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .before import METADATA, changed_since, digest, is_text
+from .before import METADATA, changed_since, digest, is_bare, is_text
 
 STILL = 60  # seconds without an event: then a rank counts as waiting for ever
 WAITED = "[Tt]imed out|timeout|Connection (closed|reset)"  # errors of a rank that waited in vain
@@ -332,7 +332,7 @@ def left_by(processes: Iterable[list[dict]], folder: str) -> list[dict]:
         one |= {"seen": path in sources, "source": sources.get(path, "")}
         if any(process["compared"] for process in mine):
             one["tensors"], one["numbers"] = tensors_in(path)
-            one["read"] = bool(one["tensors"] or one["numbers"])
+            one["read"] = bool(one["tensors"] or one["numbers"] or is_bare(path))
             one["digest"] = digest(path)
         found.append(one)
     return found

@@ -611,28 +611,34 @@ class Comparison:
         return both
 
     def compare_left(self) -> None:
-        """Files that are neither read nor the same, byte by byte."""
+        """Files that are not the same, byte by byte, and of which nothing was compared."""
         mine, theirs = (
-            {one["name"]: one for one in left(run) if not one["read"]} for run in self.runs
+            {one["name"]: one for one in left(run) if not one["tensors"]} for run in self.runs
         )
-        alike = [n for n in mine if n in theirs and mine[n]["digest"] == theirs[n]["digest"]]
+        alike = [
+            name for name, one in mine.items() if (other := theirs.get(name))
+            and (one["digest"] == other["digest"] or (one["numbers"] and other["numbers"]))
+        ]  # fmt: skip
         rest = [
             one for found in (mine, theirs) for one in found.values() if one["name"] not in alike
         ]
         least = sum(self.two.of_model("sizes")) / 2  # bytes, of all ranks together
-        large = {one["name"] for one in rest if one["bytes"] > least and not one["text"]}
+        unread = [one for one in rest if not (one["text"] or one["read"])]
+        large = {one["name"] for one in unread if one["bytes"] > least}
         if large:
             self.say("skipped", "left:unread", files=listed(sorted(large)))
         if small := {one["name"] for one in rest} - large:
             self.say("note", "left", files=listed(sorted(small)))
 
     def compare_names(self, mine: dict, theirs: dict, known: set) -> None:
-        """Files that one run alone has saved, up to the last step that both have made."""
+        """Files with tensors that one run alone has saved, up to the last step that both have
+        made."""
         last = min(run.steps() for run in self.runs) - (not all(run.ended() for run in self.runs))
         alone = []
         for run, found in zip(self.runs, (mine, theirs), strict=True):
             late = 0 if run.begun else -1  # else by then the checkpoint, and those before it
-            names = sorted({file for file, step in found if late < step <= last} - known)
+            names = {k for (k, step), e in found.items() if late < step <= last and e["tensors"]}
+            names = sorted(names - known)
             alone += [f"{run.label}: {listed(names)}"] * bool(names)
         if alone:
             self.say("skipped", "saved:unpaired", files="; ".join(alone))

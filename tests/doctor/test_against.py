@@ -190,6 +190,20 @@ def test_nothing_differs(size: int, what: str, crew: Crew, tmp_path: Path) -> No
     assert comparison.status() == (3 if "undecided" in kinds else 0)
 
 
+def test_files_without_weights(crew: Crew, tmp_path: Path) -> None:
+    """Settings, and each rank's random numbers, as transformers' Trainer writes them."""
+    saved = (
+        "\n        torch.save(__import__('argparse').Namespace(size=world_size), 'settings.bin')"
+        "\n    own = rank if world_size > 1 else ''"
+        "\n    torch.save({'numpy': __import__('numpy').random.get_state()}, f'random{own}.pth')"
+    )
+    words = (against.TORCH_SAVE, against.TORCH_SAVE + saved)
+    comparison = compared(crew, faults.changed(against.BASE, words), tmp_path)["en"]
+    names = "random.pth, random0.pth, random1.pth, settings.bin"
+    assert f"SEEN: files that are not compared: {names}" in comparison.text()
+    assert comparison.status() == 0
+
+
 def test_which_steps_were_compared(crew: Crew, tmp_path: Path) -> None:
     """All of them, and the weights after the last one, of which something is printed."""
     comparison = compared(crew, against.BASE, tmp_path)["en"]

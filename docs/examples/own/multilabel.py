@@ -68,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--compile", action="store_true", help="speed up training by torch.compile")
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks (GPUs only)")
     add("--output-dir", type=Path, default="runs/multilabel", help="results")
-    add("--resume", metavar="PATH", nargs="?", const="", help="of PATH, or this folder")
+    add("--resume", metavar="PATH", nargs="?", const="", help="from PATH or output-dir")
     add("--evaluate", action="store_true", help="evaluate, and do not train")
     add("--seed", type=int, default=0, help="for weights, order, crops and dropout")
     add("--print-freq", type=int, default=20, help="steps between two lines of the log")
