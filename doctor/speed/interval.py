@@ -6,7 +6,7 @@ from functools import cache
 from statistics import median
 
 FEWEST = 8  # values, before which nothing is said
-SURE = 0.995  # who looks after each round errs in one of ten runs at 0.98 (simulated), here in none
+SURE = 0.995  # who looks after each round errs in one of ten runs at 0.98, here in two of a hundred
 Three = tuple[float, float, float]  # at least, likely, at most
 
 
