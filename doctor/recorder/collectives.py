@@ -152,8 +152,7 @@ class Trace(TorchFunctionMode):
     def add(self, learning: list, results: list, divided: int | None) -> None:
         compiler = sys.modules.get("torch._dynamo")
         compiles = compiler and compiler.utils.counters["frames"]
-        mode = CURRENT_MODE[0]()
-        free = mode is None or hasattr(mode, "of_doctor")
+        free = all(hasattr(mode, "of_doctor") for mode in MODES[0]())
         if free and not (self.on or compiles) and self.left:
             self.on = True
             self.left -= 1
@@ -203,10 +202,18 @@ class Trace(TorchFunctionMode):
                     notes.event("lost", at=at, own=own, divided=bool(divided))
 
     def end(self) -> None:
-        if self.on and CURRENT_MODE[0]() is self:
-            self.__exit__(None, None, None)
-            self.on = False
-            self.lines.clear()
+        modes = MODES[0]()
+        if self not in modes:
+            return
+        # torch.distributed takes modes off while a collective runs, so that they lie above it then.
+        above = modes[modes.index(self) + 1 :]
+        for _ in above:
+            torch.overrides._pop_mode()
+        self.__exit__(None, None, None)
+        for mode in above:
+            torch.overrides._push_mode(mode)
+        self.on = False
+        self.lines.clear()
 
 
 def flat(tensors: Iterable) -> list:
@@ -276,11 +283,11 @@ def attach_functional(probe: str, module: object) -> None:
             setattr(module, name, watched(kind, getattr(module, name)))
 
 
-CURRENT_MODE: list[Callable] = []
+MODES: list[Callable] = []
 
 
-def follow_losses(probe: str, current_mode: Callable) -> None:
-    CURRENT_MODE[:] = [current_mode]
+def follow_losses(probe: str, modes: Callable) -> None:
+    MODES[:] = [modes]
     hook(probe, torch.autograd, "backward", trace.backward)
 
 

@@ -19,7 +19,7 @@ PROBES = (
     Probe("collectives", "torch.distributed._functional_collectives",
           attach=collectives.attach_functional),
     Probe("join", "torch.distributed.algorithms.join.Join.__enter__", collectives.note_join),
-    Probe("lost", "torch.overrides._get_current_function_mode",
+    Probe("lost", "torch.overrides._get_current_function_mode_stack",
           attach=collectives.follow_losses),
     Probe("loader_made", f"{LOADER}.__init__", after=data.data.made),
     Probe("pass", f"{LOADER}.__iter__", data.data.before_pass, data.data.new_pass),

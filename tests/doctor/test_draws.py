@@ -330,16 +330,20 @@ def test_no_loader_and_no_match(words: tuple, name: str, crew: Crew, tmp_path: P
     assert first.name == name and "script.py:" in first.text, comparison.text()
 
 
-def test_a_lost_gradient_is_found_beside_it(crew: Crew, tmp_path: Path) -> None:
-    """The mode that follows what collectives give is put on, though this one is on."""
-    # By the group: of newer torch, dist.all_gather takes modes off while it runs.
+@pytest.mark.parametrize(
+    "gather",  # of newer torch, the first one takes modes off while it runs
+    ["dist.all_gather(parts, losses)", "dist.group.WORLD.allgather([parts], [losses]).wait()"],
+)
+def test_a_lost_gradient_is_found_beside_it(gather: str, crew: Crew, tmp_path: Path) -> None:
+    """The mode that follows what collectives give is put on, though this one is on, and taken off
+    again."""
     words = (against.LOSS,
              "        parts = [torch.zeros_like(losses) for _ in range(world_size)]\n"
-             "        dist.group.WORLD.allgather([parts], [losses]).wait()\n"
+             f"        {gather}\n"
              "        loss = losses.mean() + torch.cat(parts).mean()\n")  # fmt: skip
     text = faults.changed(against.BASE, words)
     comparison = compared(crew, text, tmp_path, without="draws")["en"]
-    assert comparison.two.first.events["lost"], comparison.text()
+    assert len(comparison.two.first.events["lost"]) == 3, comparison.text()
 
 
 OWN_STREAM = (

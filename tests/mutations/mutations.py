@@ -620,7 +620,9 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DRAWS}::test_a_lost_gradient_is_found_beside_it": [
         ("a mode of the doctor does not keep another one off", 1,
-         'mode is None or hasattr(mode, "of_doctor")', "mode is None"),
+         'all(hasattr(mode, "of_doctor") for mode in MODES[0]())', "not MODES[0]()"),
+        ("a mode below another one is taken off", 1,
+         "if self not in modes:", "if self not in modes[-1:]:"),
     ],
     f"{AGAINST}::test_accuses_no_right_program": [
         ("ranks that join make unequal numbers of steps", 1, "if unequal and not joined and",
