@@ -465,9 +465,10 @@ def compared(installed: Callable, program: str, folder: Path, old: str = "", new
 
 @pytest.mark.parametrize("program", [*PROGRAMS, "Horovod"])
 def test_the_same_as_on_one_process(program: str, installed: Callable, tmp_path: Path) -> None:
-    """Fabric and accelerate: as single.py. The Trainer writes settings and random states, too."""
+    """Fabric and accelerate: as single.py. The Trainer writes settings and random states, too, and
+    chapter 05 its metrics.jsonl: these are seen and not compared."""
     found = compared(installed, program, tmp_path)
-    kinds = {"same", "note"} if program == "Trainer" else {"same"}
+    kinds = {"same", "note"} if program in ("Trainer", "Horovod") else {"same"}
     assert found["status"] == 0 and {seen["kind"] for seen in found["seen"]} == kinds
     names = {seen["name"] for seen in found["seen"]}
     assert names >= {"start:same", "samples:same", "numbers:same", "printed:same"}
