@@ -14,6 +14,7 @@ from statistics import median
 from ..before import METADATA
 from ..checks.weights import apart, averages_weights
 from ..findings import FACTS, compares
+from ..printed import others
 from ..recorder.notes import NAMELESS
 from ..report import Report, listed, short
 from . import inputs
@@ -24,7 +25,6 @@ from .runs import (
     left,
     name_alike,
     of_own_share,
-    others,
     printed,
     read_alike,
     saved,

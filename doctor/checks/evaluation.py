@@ -5,6 +5,7 @@ import re
 from collections import Counter, defaultdict
 
 from ..findings import NOTE, TRAINING, WASTED, WRONG, check, finds
+from ..printed import NUMBER, results, unit
 from ..ranks import Pass, Rank
 from ..report import Report, listed
 from .data import CHOSEN, comparable
@@ -129,8 +130,6 @@ def check_coverage(
 def own_scores(ranks: list[Rank], one: Pass) -> list[str]:
     """Numbers that rank 0 prints between this pass and the next step, and that nobody can make of
     what ranks add up there; none, if not all of that is known."""
-    from ..against.runs import CLOCKS, NUMBER, WORD, nameless, unit  # which imports checks
-
     sums = Counter()
     for rank in ranks:
         events = [e for e in rank.events["collective"] if e["place"] == one.place]
@@ -146,7 +145,7 @@ def own_scores(ranks: list[Rank], one: Pass) -> list[str]:
     found = []
     for event in ranks[0].events["printed"]:
         if event["place"] == one.place and event["row"] > one.over:
-            text = re.sub(WORD, nameless, re.sub(CLOCKS, "~", event["text"]))
+            text = results(event["text"])
             for number in re.finditer(NUMBER, text):
                 word = "".join(re.findall(r"[A-Za-z_]\w*", text[: number.start()])[-1:])
                 far = min((abs(float(number[0]) - x) for x in known), default=0)
