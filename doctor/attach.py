@@ -15,8 +15,8 @@ from .speed import SPEED
 
 def attach(name: str) -> None:
     """Called when torch, or another module of sitecustomize.py, has been imported."""
-    if name == "safetensors" and "torch" not in sys.modules:
-        return  # it is attached to with torch
+    if name != "torch" and not hasattr(notes, "folder"):
+        return  # torch has not been imported, or not to its end: it is attached to with torch
     if name == "torch":
         notes.begin(os.environ[FOLDER])
         try:
@@ -38,8 +38,9 @@ def attach(name: str) -> None:
         return
     if name == "torch":
         hooks.attach(probes.PROBES + ((*probes.OF_TWO, *changes.CHANGES) if compares() else ()))
-    if "safetensors" in (name, *sys.modules):
-        hooks.attach(probes.OF_SAFETENSORS)
+    for module, found in probes.BESIDE.items():
+        if name in ("torch", module) and module in sys.modules:
+            hooks.attach(found)
     if name == "torch.distributed.fsdp":  # seconds, where torch would have to import it for us
         hooks.attach(probes.OF_FSDP + (changes.OF_FSDP if compares() else ()))
     if name == "horovod.torch":

@@ -26,6 +26,7 @@ class Pass:
     first: int  # the pass that started its workers
     batches: list[dict] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)  # of the data set, changed behind its workers
+    seeded: dict[str, list] = field(default_factory=dict)  # by which lines, before it
     ended: bool = False
     over: int = 0  # the row of its end, or of its last batch
     total: int | None = None  # batches that it should have
@@ -245,7 +246,7 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
             loaders[event["id"]] = event
         elif kind == "pass":
             one = Pass(loaders[event["loader"]], len(rank.steps), event["first"])
-            one.total, one.stale = event["total"], event["stale"]
+            one.total, one.stale, one.seeded = event["total"], event["stale"], event["seeded"]
             rank.passes[event["n"]] = one
         elif kind == "batch":
             one.batches.append(event)

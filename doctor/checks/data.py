@@ -9,6 +9,7 @@ from ..findings import NOTE, TRAINING, WRONG, check, finds
 from ..ranks import Pass, Rank
 from ..recorder.notes import INPUTS
 from ..report import Report, listed
+from .seeds import shuffled
 
 DRAWN = "Weighted|RASampler|Repeat"  # samplers that may draw a sample twice, or never
 CHOSEN = f"Subset|Random|{DRAWN}"
@@ -39,7 +40,7 @@ def check_samples(ranks: list[Rank], report: Report) -> str | None:
     for line in trained[0]:
         lists = [by.get(line, []) for by in trained]
         if all(lists):
-            check_numbers([passes[0].loader for passes in lists], report)
+            check_numbers(ranks, [passes[0].loader for passes in lists], report)
             check_targets(lists, report)
         epochs = [] if sharing else list(zip(*lists, strict=False))
         for epoch, passes in enumerate(epochs, 1):
@@ -97,17 +98,19 @@ def slices(rank: Rank) -> bool:
     return all(least <= count < 0.75 * size for count in rows)
 
 
-def check_numbers(loaders: list[dict], report: Report) -> None:
+def check_numbers(ranks: list[Rank], loaders: list[dict], report: Report) -> None:
     """Do all ranks number the same names alike? A set() or a folder has no order."""
     first = loaders[0]
     for name, (count, names, numbers) in first["numbered"].items():
         for loader in loaders[1:]:
             theirs = loader["numbered"].get(name)
             if theirs and theirs[:2] == [count, names] and theirs[2] != numbers:
-                finding = "unequal_targets:names"
-                if count == first["root"]:
-                    finding = "overlapping_samples:files"
-                return report.find(finding, first["at"], name=name, count=count)
+                values = {"name": name, "count": count}
+                if count != first["root"]:
+                    return report.find("unequal_targets:names", first["at"], **values)
+                how, more = shuffled(ranks, count)
+                kind = f"overlapping_samples:files{':' * bool(how)}{how}"
+                return report.find(kind, first["at"], **values, **more)
     return None
 
 
@@ -167,7 +170,7 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
                 return report.find(name, at, **values, sampler=loader["sampler"])
             return skip_shares(report, "files")
     if loader["iterable"]:
-        return check_streams(keys, loader, epoch, report)
+        return check_streams(ranks, keys, loader, epoch, report)
 
     if len(passes) < 2:
         return None
@@ -190,6 +193,8 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
         whole = loader["sampler"] == "RandomSampler" and size == loader["root"]
         if whole and all(len(k) + one.size() > size for k, one in zip(keys, passes, strict=True)):
             name = "overlapping_samples:whole"
+        else:
+            name, values = with_shuffle(ranks, values, loader["root"])
         report.find(name, at, report.teams.exchange, **values)
     elif any(one.grouped() for one in passes):
         skip_shares(report, "grouped")
@@ -246,7 +251,9 @@ def own_shares(passes: tuple[Pass, ...]) -> int:
     return count if count <= passes[0].loader["root"] else 0
 
 
-def check_streams(keys: list[list], loader: dict, epoch: int, report: Report) -> None:
+def check_streams(
+    ranks: list[Rank], keys: list[list], loader: dict, epoch: int, report: Report
+) -> None:
     """IterableDatasets: what they made tells samples apart, unless it is augmented."""
     times = [Counter(part) for part in keys]
     repeated = [sum(n > 1 for n in counts.values()) / max(1, len(counts)) for counts in times]
@@ -260,9 +267,18 @@ def check_streams(keys: list[list], loader: dict, epoch: int, report: Report) ->
     padding = len(keys) * (loader["batch_size"] or 1)
     if max(repeated) < 0.1 and twice > max(0.1 * count, padding):
         values = {"epoch": epoch, "twice": twice, "count": count}
-        mild = report.teams.exchange
-        return report.find("overlapping_samples", loader["at"], mild, **values)
+        name, values = with_shuffle(ranks, values, len(ranks))
+        return report.find(name, loader["at"], report.teams.exchange, **values)
     return report.skip("overlapping_samples", "iterable")
+
+
+def with_shuffle(ranks: list[Rank], values: dict, least: int) -> tuple[str, dict]:
+    """The finding that shares overlap; with the line where each rank has shuffled in another order
+    what may be the samples."""
+    how, more = shuffled(ranks, least)
+    if how != "shuffled":
+        return "overlapping_samples", values
+    return "overlapping_samples:shuffled", values | more
 
 
 def begins_anew(rank: Rank, before: Pass, now: Pass) -> bool:

@@ -4,7 +4,8 @@ from collections import Counter
 
 from ..findings import TRAINING, WASTED, check, finds
 from ..ranks import Pass, Rank
-from ..report import Report
+from ..report import Report, short
+from .seeds import again, reseeded
 
 
 @check(between=True)
@@ -23,6 +24,7 @@ def check_randomness(ranks: list[Rank], report: Report) -> str | None:
     if short or any(len(rank.steps) < 2 for rank in ranks):
         return "batches"
     if stream := equal_stream([rank.steps for rank in ranks]):
+        find_seed(stream, [rank.steps[0]["seeded"] for rank in ranks], report)
         if not any(trained):
             at = ranks[0].steps[0]["at"]
             return report.find("equal_randomness:drawn", at, mild=True, name=stream)
@@ -76,5 +78,19 @@ def check_items(ranks: list[Rank], trained: list[list[Pass]], report: Report) ->
                     loader = passes[epoch].loader
                     if kind == "epochs" and not loader["shuffles"]:
                         return "fixed"  # the same samples again, which may be made of the numbers
+                    find_seed(name, [of[epoch].seeded for of in trained if of[epoch:]], report)
+                    if kind == "epochs":
+                        two = [passes[n].seeded.get(name, []) for n in (before[2], epoch)]
+                        if at := again(*two):
+                            report.find("equal_randomness:again", at, name=name, line=short(at))
                     return report.find(f"equal_randomness:{kind}", loader["at"], name=name)
     return None
+
+
+def find_seed(name: str, seeded: list[dict], report: Report) -> None:
+    """Has a line seeded all ranks alike again?"""
+    name = {"cuda": "torch"}.get(name, name)
+    lines = reseeded([one.get(name, []) for one in seeded], alike=True)
+    if len(lines) == 2:
+        values = {"line": short(lines[0]), "before": short(lines[1])}
+        report.find("equal_randomness:seeded", lines[0], name=name, **values)

@@ -22,6 +22,7 @@ from .contents import (
 )
 from .notes import compares, notes, user_line
 from .randomness import generators
+from .seeds import seeds
 from .training import training
 from .window import window
 
@@ -120,7 +121,8 @@ class Data:
         self.new_loader(loader, iterator._doctor_source)
         _, one.loader, one.line = loader._doctor
         total = length_of(iterator)
-        notes.event("pass", n=one.n, loader=one.loader, total=total, first=one.first, stale=stale)
+        fields = {"first": one.first, "stale": stale, "seeded": seeds.told()}
+        notes.event("pass", n=one.n, loader=one.loader, total=total, **fields)
 
     def batch(self, one: Pass, dataset: object, batch: object) -> None:
         one.count += 1

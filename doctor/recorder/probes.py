@@ -4,7 +4,9 @@ Each is attached by itself. If one is missing in some torch, or fails, only thos
 that name it among their needs.
 """
 
-from . import collectives, data, ending, files, results, training, unset, window
+from functools import partial
+
+from . import collectives, data, ending, files, results, seeds, training, unset, window
 from .hooks import Probe
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
@@ -53,13 +55,26 @@ PROBES = (
     Probe("no_sync", f"{DDP}.no_sync", attach=training.watch_no_sync),
     Probe("to_empty", "torch.nn.Module.to_empty", unset.unset.before, unset.unset.after),
     Probe("to_empty", f"{DDP}.__init__", unset.unset.before_ddp),
+    Probe("seed", "torch.random.manual_seed", partial(seeds.seeds.seeded, "torch"),
+          also="torch.manual_seed"),
+    Probe("seed", "random.seed", partial(seeds.seeds.seeded, "random")),
+    Probe("shuffle", "random", attach=seeds.watch_shuffles),
+    Probe("shuffle", "torch.utils.data.dataset.random_split", seeds.seeds.splits,
+          also="torch.utils.data.random_split"),
     Probe("save", "torch.serialization.save", files.saved, also="torch.save"),
     Probe("load", "torch.nn.Module.load_state_dict", after=files.loaded),
     Probe("files", "sys.addaudithook", attach=files.watch),
     Probe("printed", "sys.stdout", attach=results.watch_output),
     Probe("exit", "atexit.register", attach=ending.watch),
 )  # fmt: skip
+OF_NUMPY = (
+    Probe("seed", "numpy.random.seed", partial(seeds.seeds.seeded, "numpy")),
+    Probe("shuffle", "numpy.random.shuffle", seeds.seeds.of_numpy),
+    Probe("shuffle", "numpy.random.permutation", seeds.seeds.of_numpy),
+)
 OF_SAFETENSORS = (Probe("safetensors", "safetensors", attach=files.watch_safetensors),)
+# Modules that may be imported before torch, or after it.
+BESIDE = {"numpy.random": OF_NUMPY, "safetensors": OF_SAFETENSORS}
 OF_HOROVOD = (Probe("horovod", "horovod.torch", attach=collectives.attach_to_horovod),)
 OF_FSDP = (
     Probe("held", "torch.distributed.fsdp.FSDPModule.set_requires_gradient_sync",

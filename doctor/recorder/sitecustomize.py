@@ -8,7 +8,7 @@ import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
-HOOKED = ("torch", "torch.distributed.fsdp", "horovod.torch", "safetensors")
+HOOKED = ("torch", "torch.distributed.fsdp", "horovod.torch", "safetensors", "numpy.random")
 
 
 class Finder:

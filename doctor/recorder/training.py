@@ -23,6 +23,7 @@ from .others import all_modules, others
 from .parameters import MOST, Emptied, Still
 from .parts import Parts
 from .randomness import generators
+from .seeds import seeds
 from .unset import unset
 from .window import window
 
@@ -126,6 +127,7 @@ class Training:
             settings=str([{k: v for k, v in g.items() if k != "params"} for g in groups]),
             schedules=[[self.schedulers[s], s.last_epoch] for s in mine],
             random=states,
+            seeded=seeds.told() if early else {},
             left=self.emptied.setdefault(optimizer, Emptied()).after_step(parameters),
             thrown=self.thrown,
             trains=self.trains(),

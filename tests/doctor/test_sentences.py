@@ -29,6 +29,8 @@ OWN_GENERATOR = (
     "return image + torch.randn(8), target",
     "return image + torch.randn(8, generator=self.__dict__.setdefault('own', self.own)), target",
 )
+NAMES = "        self.names = sorted(str(n) for n in range(70))\n"
+IMPORTS = ("from datetime import timedelta\n", "import random\nfrom datetime import timedelta\n")
 # right.py broken: the finding's full name, and parts of what is said in English.
 SAID = {
     "averaged in every second step": (
@@ -72,6 +74,36 @@ SAID = {
         "equal_randomness:workers", "(self.own)", "A generator that the data set keeps",
         "leave them out",
     ),
+    "seeds by rank, and one for all in the loop": (
+        ("torch.manual_seed(rank)  # for dropout\n",
+         "def setup_seed(seed):\n    torch.manual_seed(seed)\n\n\nsetup_seed(42 + rank)\n",
+         "    sampler.set_epoch(epoch)\n", "    sampler.set_epoch(epoch)\n    setup_seed(42)\n"),
+        "equal_randomness:seeded",
+        "script.py:35 seeds all alike again, after script.py:31 had seeded by rank",
+    ),
+    "seeds by rank, anew in each epoch": (
+        (*faults.NOISE, ", nn.Dropout()", "", "    sampler.set_epoch(epoch)\n",
+         "    sampler.set_epoch(epoch)\n    torch.manual_seed(42 + rank)\n"),
+        "equal_randomness:again", "script.py:36 gives each the same seed", "or by the epoch",
+    ),
+    "a list shuffled after a seed by rank": (
+        (*IMPORTS, *faults.FILES, NAMES,
+         f"{NAMES}        random.seed(7)\n        random.seed(rank)\n"
+         "        random.shuffle(self.names)\n"),
+        "overlapping_samples:files:shuffled",
+        "script.py:23 shuffles 70 in another order on each, by the seed of script.py:22",
+    ),
+    "a list shuffled with one seed, but not sorted": (
+        (*IMPORTS, *faults.FILES, NAMES,
+         f"{NAMES}        self.names = self.names[:: 1 - 2 * rank]\n"
+         "        random.Random(7).shuffle(self.names)\n"),
+        "overlapping_samples:files:sorted", "script.py:22 shuffles 70 with one seed", "Sort them",
+    ),
+    "a short list that each rank shuffles, beside shares that overlap": (
+        (*IMPORTS, *faults.FAULTS["overlapping_samples"], "ddp = ",
+         "random.Random(rank).shuffle([1, 2, 3])\nddp = "),
+        "overlapping_samples", "samples came to more than one rank.\n",
+    ),
     "a seed in worker_init_fn": (
         (*faults.NOISE, *FIXED_SEED, "num_workers=2",
          "num_workers=2, worker_init_fn=lambda n: torch.manual_seed(n)"),
@@ -83,6 +115,9 @@ SAID = {
 # What pages' verdicts do not say, too.
 CORE = {
     "a barrier in what rank 0 saves", "one step around DDP", "a state loaded on one rank",
+    "seeds by rank, and one for all in the loop", "seeds by rank, anew in each epoch",
+    "a list shuffled with one seed, but not sorted",
+    "a short list that each rank shuffles, beside shares that overlap",
 }  # fmt: skip
 
 

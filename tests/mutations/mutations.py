@@ -1049,6 +1049,14 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("eval mode may make no difference", 1, '"training", True) or not self.moody',
          '"training", True)'),
     ],
+    "tests/doctor/test_sentences.py::test_what_is_said"
+    "[seeds-by-rank,-and-one-for-all-in-the-loop]": [
+        ("two calls of a helper that seeds are two lines", 1, "DEEP = 4", "DEEP = 1"),
+    ],
+    "tests/doctor/test_sentences.py::test_what_is_said"
+    "[a-short-list-that-each-rank-shuffles,-beside-shares-that-overlap]": [
+        ("lists that are too short for the samples", 1, ' or event["count"] < least', ""),
+    ],
     "tests/doctor/test_sentences.py::test_an_error_comes_first": [
         ("a step that failed needs no second explanation", 1,
          'and gradients["step"] == steps:', 'and gradients["step"] < 0:'),

@@ -47,6 +47,7 @@ def record(script: str, folder: str, without: str, *argv: str) -> None:
     multiprocessing.set_start_method("fork", force=True)  # a member's own is another
     if not hasattr(notes, "folder"):
         name_probes()
+        importlib.import_module("numpy.random")
         attach("torch")
         if OLDEST:  # its gloo may hang there: docs/en/troubleshooting.md#end
             hook("", torch.distributed, "destroy_process_group", lambda *_: time.sleep(0.1))
@@ -55,13 +56,14 @@ def record(script: str, folder: str, without: str, *argv: str) -> None:
         importlib.import_module(fsdp)
         attach(fsdp)
         ATTACHED.add("held")
-    from doctor.recorder import collectives, data, figures, files, inputs, others, training, window
+    from doctor.recorder import collectives, data, figures, files, inputs, others, seeds, training
     from doctor.recorder.unset import unset
+    from doctor.recorder.window import window
 
     notes.begin(os.environ[FOLDER])
     files.OPENED.clear()
     parts = [collectives.trace, data.data, figures.figures, inputs.inputs, others.others, unset]
-    for part in [*parts, training.training, window.window]:
+    for part in [*parts, seeds.seeds, training.training, window]:
         part.__init__()
     gc.collect()  # the modules of the script before
     for module in others.all_modules():  # FSDP keeps some, from C++

@@ -39,6 +39,8 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "no_sync": (("no_sync",), {}),
     "to_empty": (("unset",), {}),
     "held": ((), {"step": {"held": None}}),
+    "seed": ((), dict.fromkeys(("step", "pass"), {"seeded": {}}) | {"shuffled": {"seeded": []}}),
+    "shuffle": (("shuffled",), {}),
     "save": (("saved", "wrote"), {}),
     "load": (("loaded",), {}),
     "files": (("wrote", "locked", "opened"), {}),
