@@ -8,8 +8,8 @@ from itertools import combinations, pairwise
 from ..findings import NOTE, TRAINING, WRONG, check, finds
 from ..ranks import Pass, Rank
 from ..recorder.notes import INPUTS
-from ..report import Report, listed
-from .seeds import shuffled
+from ..report import Report, listed, short
+from .seeds import again, shuffled
 
 DRAWN = "Weighted|RASampler|Repeat"  # samplers that may draw a sample twice, or never
 CHOSEN = f"Subset|Random|{DRAWN}"
@@ -309,6 +309,9 @@ def check_order(before: Pass, now: Pass, report: Report) -> None:
     count = min(len(before.keys()), len(now.keys()))
     order = now.keys()[:count]
     if count > 5 and order != sorted(order) and order == before.keys()[:count]:
+        at = again(*(one.seeded.get("torch", []) for one in (before, now)))
+        if at and now.loader["drawing"] == "RandomSampler":
+            report.find("same_order:seeded", at, count=count, line=short(at))
         report.find("same_order", now.loader["at"], count=count)
     elif now.grouped():
         report.skip("same_order", "grouped")

@@ -86,6 +86,13 @@ SAID = {
          "    sampler.set_epoch(epoch)\n    torch.manual_seed(42 + rank)\n"),
         "equal_randomness:again", "script.py:36 gives each the same seed", "or by the epoch",
     ),
+    "an order that the loop seeds": (
+        ("sampler = DistributedSampler(train_set)\n",
+         "train_set = Subset(train_set, range(rank, 70, 2))\n"
+         "sampler = torch.utils.data.RandomSampler(train_set)\n",
+         "    sampler.set_epoch(epoch)\n", "    torch.manual_seed(42 + rank)\n"),
+        "same_order:seeded", "as script.py:31 gives each epoch the same seed", "seed + epoch",
+    ),
     "a list shuffled after a seed by rank": (
         (*IMPORTS, *faults.FILES, NAMES,
          f"{NAMES}        random.seed(7)\n        random.seed(rank)\n"
@@ -116,7 +123,7 @@ SAID = {
 CORE = {
     "a barrier in what rank 0 saves", "one step around DDP", "a state loaded on one rank",
     "seeds by rank, and one for all in the loop", "seeds by rank, anew in each epoch",
-    "a list shuffled with one seed, but not sorted",
+    "a list shuffled with one seed, but not sorted", "an order that the loop seeds",
     "a short list that each rank shuffles, beside shares that overlap",
 }  # fmt: skip
 
