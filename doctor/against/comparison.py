@@ -455,8 +455,9 @@ class Comparison:
                 a, b = found
                 least = SMALL * math.hypot(*(norm for rows in found for norm, _ in rows.values()))
                 parts = {name: apart(a[name], b[name], least) for name in a}
-                ratios = {name: b[name][0] / a[name][0] for name in a if a[name][0] > least}
-                self.judge(what, n, parts, ratios)
+                own = SMALL * math.hypot(*(norm for norm, _ in a.values()))
+                ratios = {name: b[name][0] / a[name][0] for name in a if a[name][0] > own}
+                self.judge(what, n, parts, ratios or {"": math.inf})
                 compared = True
         self.steps += compared and self.numbers and not self.parted()
 
@@ -498,6 +499,8 @@ class Comparison:
         elif size <= GROWTH * level or (size <= JUMP * level and size < LARGE):
             self.numbers = False
             self.say("undecided", "undecided", n, **values)
+        elif what == "gradients" and all(f"{ratio:.4g}" == "1" for ratio in ratios):
+            self.say("differs", "gradients:turned", n, **values)
         elif what == "gradients" and n == 1 != worlds and len(names) > len(parts) * most:
             self.say("differs", "gradients:loss", n, **values)  # it may be the loss that differs
         else:

@@ -352,9 +352,10 @@ KINDS = {
         ("ddp(points)", "model(points)", CLIP, CLIP +
          "        for p in model.parameters():\n"
          "            dist.all_reduce(p.grad)\n            p.grad /= world_size\n"), "gradients"),
-    "accumulation that does not divide": (
-        (*NO_CLIP, LOSS, LOSS + "        loss = loss if world_size == 1 else 1.5 * loss\n"),
-        "gradients:factor"),
+    "gradients of another sign": (
+        ("        loss.backward()\n",
+         "        loss.backward()\n        for p in model.parameters():\n"
+         "            p.grad *= 3 - 2 * world_size\n"), "gradients:turned"),
     "a layer that is whole beside parts": (DIVIDED, "gradients"),
     "a frozen layer on one rank": (
         ("        loss.backward()\n",
@@ -370,9 +371,9 @@ KINDS = {
     "dropout": (("nn.ReLU(), ", "nn.Dropout(0.2), nn.ReLU(), ", "model[2]", "model[-1]"),
                 "dropout"),
     "noise": (("ddp(points)", "ddp(points + torch.randn(points.shape))"), "drawn"),
-    "one loss of the 22nd step": (
+    "one loss of the 22nd step": (  # by as much as the scale of a GradScaler
         (*NO_CLIP, "range(4)", "range(6)",
-         LOSS, LOSS + "        loss = loss * (1.5 if (epoch, step, world_size) == (5, 1, 2)\n"
+         LOSS, LOSS + "        loss = loss * (4096 if (epoch, step, world_size) == (5, 1, 2)\n"
          "                       else 1)\n"),
         "gradients:factor"),
     # after it

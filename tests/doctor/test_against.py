@@ -38,7 +38,7 @@ ALIKE = {
     "loss times ranks, in a closure", "loss times ranks in bfloat16", "a frozen layer on one rank",
     "loss times the number of ranks, then clipped by value", "gradients that are added up",
     "padded, and the loss times the number of ranks", "BatchNorm, and the loss times ranks",
-    "a schedule that is stepped for each rank", "a drawn view", "accumulation that does not divide",
+    "a schedule that is stepped for each rank", "a drawn view",
     "another limit of the norm, by a norm of one's own", "another loss, beside times",
     "half of the weights, in a pickle",  # as from memory; test_looked.py reads one
     "what rank 0 has of them, from memory",
