@@ -41,7 +41,7 @@ SMALL = 1e-3  # of all gradients together: a smaller one may be nothing but roun
 SHARE = 0.01  # of all weights: tensors that are less say nothing by themselves,
 FAINT = 1e-7  # and as little of their size is what Adam's eps leaves of rounding in float64
 PRINTED = 1e-3  # numbers further apart are shown; rounding may be the reason where it is coarse
-UNREAD = ("saved:folder", "left")  # said, and no difference
+UNREAD = ("saved:folder", "left", "left:unseen")  # said, and no difference
 BOTH = " | "  # between a file of A and the one of B that is compared with it
 ENDS = ("resumed:without", "resumed:unknown")  # nothing can be compared
 FEW = 4  # names, and pairs of printed lines
@@ -614,9 +614,11 @@ class Comparison:
         return both
 
     def compare_left(self) -> None:
-        """Files that are not the same, byte by byte, and of which nothing was compared."""
+        """Files that are not the same, byte by byte, and of which nothing was compared. Another job
+        may write there, too: what no process of a run was seen to open is said."""
+        every = [{one["name"]: one for one in left(run)} for run in self.runs]
         mine, theirs = (
-            {one["name"]: one for one in left(run) if not one["tensors"]} for run in self.runs
+            {name: one for name, one in files.items() if not one["tensors"]} for files in every
         )
         alike = [
             name for name, one in mine.items() if (other := theirs.get(name))
@@ -632,6 +634,13 @@ class Comparison:
             self.say("skipped", "left:unread", files=listed(sorted(large)))
         if small := {one["name"] for one in rest} - large:
             self.say("note", "left", files=listed(sorted(small)))
+        told = {seen.values.get("file") for seen in self.seen if seen.kind != "same"}
+        told |= {one["name"] for one in rest} | (every[0].keys() ^ every[1].keys())
+        strange = [
+            name for name in told if {f[name]["seen"] for f in every if name in f} == {False}
+        ]
+        if strange:
+            self.say("note", "left:unseen", files=listed(sorted(strange)))
 
     def compare_names(self, mine: dict, theirs: dict, known: set) -> None:
         """Files with tensors that one run alone has saved, up to the last step that both have

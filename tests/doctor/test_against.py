@@ -194,13 +194,16 @@ def test_files_without_weights(crew: Crew, tmp_path: Path) -> None:
     """Settings, and each rank's random numbers, as transformers' Trainer writes them."""
     saved = (
         "\n        torch.save(__import__('argparse').Namespace(size=world_size), 'settings.bin')"
+        "\n        __import__('os').system(f'echo {world_size} > note.txt')  # or another job"
         "\n    own = rank if world_size > 1 else ''"
         "\n    torch.save({'numpy': __import__('numpy').random.get_state()}, f'random{own}.pth')"
     )
     words = (against.TORCH_SAVE, against.TORCH_SAVE + saved)
     comparison = compared(crew, faults.changed(against.BASE, words), tmp_path)["en"]
-    names = "random.pth, random0.pth, random1.pth, settings.bin"
+    names = "note.txt, random.pth, random0.pth, random1.pth, settings.bin"
     assert f"SEEN: files that are not compared: {names}" in comparison.text()
+    assert "was seen to open: note.txt\n" in comparison.text()
+    assert comparison.text().splitlines()[-1].startswith("Nothing differs")
     assert comparison.status() == 0
 
 
