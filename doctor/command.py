@@ -221,7 +221,7 @@ def run(args: argparse.Namespace, command: list[str], job: Job, say: Callable) -
     parted = len(ranks) > 1 and any(rank.events["collective"] for rank in ranks)
     if not parted and not any(rank.passes or rank.steps for rank in ranks):
         for path in job.traces.glob("*.stacks"):
-            at, inside, _ = read_stack(path)
+            at, inside = read_stack(path)
             if at and "/bin/" not in at[0]:  # torchrun
                 print_still(say("process"), at, inside, say)
         fail(say("early_by" if job.ended else "early", by=job.ended, why=job.why()))

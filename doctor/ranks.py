@@ -112,7 +112,6 @@ class Rank:
     last: float = 0.0  # when its last event was
     stack: list | None = None  # the user's line where it stood still
     inside: str = ""  # the function that this line called
-    busy: bool = False  # it spent CPU time there
     still: float = 0.0  # seconds from its last event until the doctor ended the job
     apart: int = 0  # processes of one launch that train, and have no group
 
@@ -273,20 +272,20 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
     sums.end()
     for event in rank.events["collective"]:
         event["values"] = rank.figures["reduced"].get(event["id"])
-    rank.stack, rank.inside, rank.busy = read_stack(stacks, rank.last)
+    rank.stack, rank.inside = read_stack(stacks, rank.last)
     if rank.rank < 0 and not rank.passes and not rank.steps:
         rank.world = 0
     return rank
 
 
-def read_stack(path: Path, last: float = 0) -> tuple[list | None, str, bool]:
-    """The line where it stood still, the function that this line called, and whether it was busy
-    there, unless the process went on after it."""
+def read_stack(path: Path, last: float = 0) -> tuple[list | None, str]:
+    """The line where it stood still, and the function that this line called, unless the process
+    went on after it."""
     rows = read_events(path) if path.is_file() else []
-    for when, at, called, busy in rows[-1:]:
+    for when, at, called in rows[-1:]:
         if when > last:
-            return at, called, busy
-    return None, "", False
+            return at, called
+    return None, ""
 
 
 def read_ranks(folder: Path, stopped: float = float("inf"), cut: bool = False) -> list[Rank]:

@@ -23,7 +23,6 @@ STOPPED = "stopped-"  # what it is then renamed to; the number of the error foll
 NAMELESS = "parameter "  # begins the name of one that is in no module; its number follows
 INPUTS = 100  # steps of which it is noted what models are given
 IDLE = 20  # seconds without an event: then the stack is written down
-BUSY = 0.05  # seconds of CPU time in two: a thread that waits needs none
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 STANDARD = os.path.dirname(os.__file__)
 
@@ -87,7 +86,6 @@ class Notes:
         kills the process (SIGSEGV; Python 3.10 to 3.13). This thread reads them under the GIL.
         """
         main = threading.main_thread()
-        clock = time.pthread_getcpuclockid(main.ident)
         told = 0.0
         while main.is_alive():
             time.sleep(max(1, self.moved + IDLE - time.monotonic()))
@@ -97,10 +95,7 @@ class Notes:
             if told < self.moved <= time.monotonic() - IDLE:
                 told = time.monotonic()
                 frame = sys._current_frames().get(main.ident)
-                row = [round(time.time(), 3), *standing(frame)]
-                spent = time.clock_gettime(clock)
-                time.sleep(2)
-                row = json.dumps([*row, time.clock_gettime(clock) - spent > BUSY])
+                row = json.dumps([round(time.time(), 3), *standing(frame)])
                 with suppress(OSError):
                     os.write(self.stacks, row.encode() + b"\n")
 
