@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from ..findings import NOTE, TRAINING, WASTED, WRONG, check, finds
 from ..ranks import Rank
-from ..report import Report
+from ..report import Report, listed
 from .weights import own_norms
 
 ENDLESS = "Step|Exponential|Plateau|Cyclic|Restarts|Multiplicative"  # schedulers without an end
@@ -14,6 +14,7 @@ LOW = 0.1  # of the highest rate: a schedule that has come down to it is taken t
 
 @check()
 @finds("untrained", WRONG, "gradients step held", alone=True)
+@finds("untrained:still", NOTE)
 @finds("left_gradients", NOTE, f"{TRAINING} emptied", alone=True)
 @finds("eval_mode", NOTE, TRAINING, alone=True)
 @finds("lost_gradient", WRONG, f"{TRAINING} lost collectives emptied held")
@@ -45,6 +46,10 @@ def check_learning(ranks: list[Rank], report: Report) -> str | None:
             steps = [step for step in rank.steps if step["optimizer"] == number]
             check_optimizer(rank, steps, report)
         check_mode(rank, report)
+        for event in {str(event["at"]): event for event in rank.events["still"]}.values():
+            if 0 < len(event["names"]) < event["count"]:
+                values = {"names": listed(event["names"]), "steps": event["steps"]}
+                report.find("untrained:still", event["at"], **values)
     check_norms(ranks, report)
     if not any(rank.events["clip"] for rank in ranks):
         report.skip("clipped", "clips")

@@ -17,10 +17,10 @@ from . import collectives
 from .collectives import trace
 from .figures import capturing, figures, figures_of
 from .inputs import inputs, noted
-from .named import groups_of, note_fixed, note_layers, note_optimizer, note_state
+from .named import groups_of, names_of, note_fixed, note_layers, note_optimizer, note_state
 from .notes import compares, notes, user_line
 from .others import all_modules, others
-from .parameters import Emptied
+from .parameters import MOST, Emptied, Still
 from .parts import Parts
 from .randomness import generators
 from .seeds import seeds
@@ -32,7 +32,6 @@ ALL_OF_TWO = 1000  # between two runs (--against);
 EVERY = 10  # after them, each tenth
 MOST_WHOLE = 1000  # figures of parameters that are whole beside parts of others
 EARLY = 20  # until which it is noted, at most, what the first optimizer's first two steps draw
-RENEWED = 8  # optimizers made anew whose model is looked for: in each step it would cost time
 OTHERS = 4  # of the first, each fourth: what no optimizer changes
 
 
@@ -58,6 +57,7 @@ class Training:
         self.emptied = weakref.WeakKeyDictionary()  # an optimizer -> what its gradients become
         self.thrown = 0  # gradients that were emptied before this step could use them
         self.before = 0  # steps, at the backward pass before
+        self.still = weakref.WeakKeyDictionary()  # an optimizer -> its tensors that never move
         self.made = weakref.WeakKeyDictionary()  # an optimizer or DDP -> its line
         self.schedulers = weakref.WeakKeyDictionary()
         self.model = lambda: None  # that is trained, if it still exists
@@ -73,6 +73,11 @@ class Training:
         if self.steps == 0 and self.done:
             self.first_step(optimizer)
 
+        if optimizer not in self.still and len(self.still) < MOST and not capturing():
+            parameters = parameters_of(optimizer)
+            names = names_of(parameters, self.model())
+            at = self.made.get(optimizer) or user_line()
+            self.still[optimizer] = Still(parameters, names, at)
         if self.done and optimizer in self.emptied:
             self.thrown = self.emptied[optimizer].before_step()
         self.outer = optimizer.param_groups if self.done else self.outer
@@ -130,6 +135,9 @@ class Training:
             **inputs.step(self.steps, states),
         )
         self.thrown = 0
+        if optimizer in self.still and not capturing():
+            rates = [group.get("lr") for group in optimizer.param_groups for _ in group["params"]]
+            self.still[optimizer].after_step(parameters, rates)
 
         if self.closed:
             self.gradients = gradients_of(parameters)
@@ -147,7 +155,9 @@ class Training:
         of the same class, for tensors of the same shapes, and gone."""
         kind = type(optimizer), [p.shape for p in parameters]
         alike = [(n, old) for n, (known, old) in self.kinds.items() if known == kind]
-        early = self.renewed < RENEWED
+        early = (
+            self.renewed < MOST
+        )  # beyond it they are made in each step, say: a search costs time
         if early and alike and all(old() is not None for _, old in alike):
             gc.collect()  # it may hang in a cycle, with its scheduler say
         number = next((n for n, old in alike if old() is None), None)

@@ -6,11 +6,9 @@ from collections import defaultdict
 
 import torch
 
-from .figures import in_memory_order
 from .named import plain
 from .notes import notes, user_line
-
-NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+from .parameters import NUMBERS, bits
 
 
 class Unset:
@@ -72,10 +70,8 @@ def readable(buffer: object) -> bool:
 
 
 def state_of(buffer: torch.Tensor) -> tuple[int, int]:
-    """How often it was changed, and its bits. A collective may change the bits alone; a copy of
-    what is there, the version alone."""
-    flat = in_memory_order(buffer.detach()).view(NUMBERS[buffer.element_size()])
-    return buffer._version, int(sum(n * flat[::n].sum(dtype=torch.int64) for n in (1, 2, 3, 5)))
+    """A collective may change the bits alone; a copy of what is there, the version alone."""
+    return buffer._version, int(bits(buffer.detach()))
 
 
 def tensor_at(place: tuple) -> object:

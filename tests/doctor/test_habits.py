@@ -1,5 +1,5 @@
-"""Gradients that pile up, and a model that stays in eval mode: notes, each beside right programs
-that look much like it."""
+"""Gradients that pile up, a model that stays in eval mode, a tensor that never moves: notes, each
+beside right programs that look much like it."""
 
 from pathlib import Path
 
@@ -40,6 +40,20 @@ BY_GRAD = (  # gradients are set, while backward() is called for another model
     "        beside(images).mean().backward()\n",
 )  # fmt: skip
 EVAL = ("    model.train()\n", "")
+LINEAR = "nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 3)"
+HALF = (  # updates of the first layer are too small for its type
+    "nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout()",
+    "First(), nn.Tanh()",
+    "model = nn.Sequential(",
+    "class First(nn.Module):\n"
+    "    def __init__(self):\n"
+    "        super().__init__()\n"
+    "        self.weight = nn.Parameter(torch.ones(16, 8, dtype=torch.bfloat16))\n\n"
+    "    def forward(self, x):\n"
+    "        return x @ self.weight.float().T\n\n\n"
+    "model = nn.Sequential(",
+    "lr=0.1 * world_size", "lr=1e-4",
+)  # fmt: skip
 NOTED = {
     "no zero_grad": ((ZERO, ""), "left_gradients", "in 14 of 15 steps"),
     "accumulation without zero_grad": ((*ACCUMULATED, ZERO, ""), "left_gradients", "in 6 of 7"),
@@ -50,6 +64,7 @@ NOTED = {
     "eval mode since the first evaluation": (
         EVAL, "eval_mode", "steps 6 to 15 are trained without dropout",
     ),
+    "a layer that never moves": (HALF, "untrained", "0.weight never moved in 8 steps"),
 }  # fmt: skip
 SILENT = {
     "accumulation": (
@@ -75,12 +90,19 @@ SILENT = {
         BACKWARD, "        model.eval()\n        model(images)\n        model.train()\n" + BACKWARD,
     ),
     "a frozen layer": ("ddp = DDP", "model[0].requires_grad_(False)\nddp = DDP"),
+    "a layer of rate 0": (
+        "SGD(ddp.parameters(),", "SGD([{'params': model[0].parameters(), 'lr': 0.0},\n"
+        "    {'params': [*model[1].parameters(), *model[3].parameters()]}],",
+    ),
+    "a layer whose gradient is 0": ("(ddp(images)", "(ddp(0 * images)"),
+    "small in bfloat16, and large enough": (*HALF[:-1], "lr=0.5"),
 }  # fmt: skip
 
 
 ALIKE_NOTED = {"accumulation without zero_grad", "a bucket view without zero_grad"}
 ALIKE_SILENT = {
     "zeros in a bucket view", "emptied by hand", "frozen statistics", "eval mode from the start",
+    "a layer whose gradient is 0", "small in bfloat16, and large enough",
 }  # fmt: skip
 
 

@@ -1039,6 +1039,12 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("gradients that backward adds nothing to are none that pile up", 1,
          "self.added and not self.emptied", "self.left is not None and not self.emptied"),
     ],
+    "tests/doctor/test_habits.py::test_is_noted[a-layer-that-never-moves]": [
+        ("bits are not summed alike", 1, "for n in (1, 2, 3, 5)]", "for n in (1,)]"),
+    ],
+    "tests/doctor/test_habits.py::test_is_silent[a-layer-of-rate-0]": [
+        ("a rate of 0 keeps a tensor where it is", 1, "if rate != 0 else", "if True else"),
+    ],
     "tests/doctor/test_habits.py::test_is_silent[eval-mode-without-a-difference]": [
         ("eval mode may make no difference", 1, '"training", True) or not self.moody',
          '"training", True)'),

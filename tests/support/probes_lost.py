@@ -11,7 +11,7 @@ from doctor.without.changes import CHANGES
 
 # What goes with a probe: events, or fields that then have this value.
 NOTHING_TRAINED = {"step": {"passes": [], "learned": []}}
-NO_STEP = ("step", "model", "figures", "unhooked")
+NO_STEP = ("step", "model", "figures", "unhooked", "still")
 GOES: dict[str, tuple[tuple, dict]] = {
     "rank": (("rank",), {}),
     "collectives": (("collective", "lost", "dtensor"), {"step": {"exchanged": []}}),
