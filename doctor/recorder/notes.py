@@ -3,6 +3,7 @@
 An event is written at once: a process that is killed has left all that happened to it.
 """
 
+import functools
 import json
 import os
 import re
@@ -130,6 +131,7 @@ def place() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
 
 
+@functools.cache
 def is_library(name: str) -> bool:
     """Whether a file of Python code is not the user's own."""
     if name.startswith(("<", STANDARD, HERE)):
