@@ -83,6 +83,7 @@ class Comparison:
         self.steps = 0  # whose gradients were
         self.equal: set[int] = set()  # after so many steps weights were compared, and are the same
         self.lost: set[str] = set()  # facts, for want of a probe that they need
+        self.left_out: set[str] = set()  # tensors of which a rank has a part, and nobody the rest
         self.begun = self.largest = 0.0  # their difference, first and so far
         self.faint = 0.0  # the same of tensors whose gradients are nothing but rounding
 
@@ -158,8 +159,17 @@ class Comparison:
 
     @compares("numbers", "gradients step collectives autocast batchnorm dropout draws rounding")
     def compare_models(self) -> None:
+        name_alike(*self.runs)
+        shapes = [run.sizes() for run in self.runs]
+        if any(run.exchange or run.team > 1 for run in self.runs):
+            self.left_out = {
+                name for name in shapes[0].keys() & shapes[1].keys()
+                if shapes[0][name] != shapes[1][name]
+            }  # fmt: skip
+        # Of ranks that share samples, those are known that have parts of the model.
+        parts = self.left_out or any(run.divides() for run in self.runs)
         for why, found in (
-            ("together", any(run.together for run in self.runs)),
+            ("together", any(run.together or (run.team > 1 and not parts) for run in self.runs)),
             ("sharded", any(run.flat() for run in self.runs)),
             ("local", any(map(averages, self.runs))),
             ("names", not all(run.figures("weights", 0, 1) for run in self.runs)),
@@ -168,8 +178,7 @@ class Comparison:
                 self.numbers = False
                 self.say("skipped", f"numbers:{why}")
                 return
-        name_alike(*self.runs)
-        mine, theirs = (run.figures("weights", 0, 1) for run in self.runs)
+        mine, theirs = self.figures_of("weights", 0, 1)
         if mine.keys() != theirs.keys():
             name = sorted(mine.keys() ^ theirs.keys())[0]
             counts = {"mine": len(mine), "theirs": len(theirs)}
@@ -179,7 +188,8 @@ class Comparison:
         least = 1e-6 if self.one.sharded or self.two.sharded else 0.0  # norms of parts are added up
         other = [name for name in mine if apart(mine[name], theirs[name]) > least]
         nameless = all(name.startswith(NAMELESS) for name in other)  # a part of one, say
-        if other and (nameless or any(run.exchange for run in self.runs)):
+        drawn = self.left_out or any(run.exchange for run in self.runs)
+        if (other and (nameless or drawn)) or not mine:
             self.numbers = False
             self.say("skipped", "numbers:names" if nameless else "numbers:together")
             return
@@ -187,8 +197,14 @@ class Comparison:
             self.say("differs", "start", count=len(other), all=len(mine), names=few(other))
         if self.parted():
             return
+        if self.left_out:
+            names = listed(sorted(self.left_out))
+            self.say("skipped", "numbers:parts", count=len(self.left_out), names=names)
+        if pending := self.one.pending | self.two.pending:
+            names = listed(sorted(pending))
+            self.say("note", "numbers:pending", count=len(pending), names=names)
         self.equal.add(0)
-        a, b = (run.figures("fixed", 0, 1) for run in self.runs)
+        a, b = self.figures_of("fixed", 0, 1)
         fixed = [name for name in a if name in b]
         other = [name for name in fixed if least < apart(a[name], b[name])]
         values = {"count": len(mine), "fixed": len(fixed), "other": len(other), "names": few(other)}
@@ -395,8 +411,15 @@ class Comparison:
                 self.say("differs", which, n, mine=mine[name], theirs=theirs[name])
                 return
 
+    def figures_of(self, what: str, n: int, step: int) -> list[dict]:
+        both = [run.figures(what, n, step) for run in self.runs]
+        out = self.left_out
+        if what in ("gradients", "unclipped"):
+            out = out.union(*(run.pending for run in self.runs))
+        return [{k: v for k, v in rows.items() if k not in out} for rows in both]
+
     def figures(self, what: str, n: int, step: int) -> list[dict]:
-        found = [run.figures(what, n, step) for run in self.runs] if self.numbers else []
+        found = self.figures_of(what, n, step) if self.numbers else []
         alike = found and found[0] and found[0].keys() == found[1].keys()
         return found if alike or what == "fixed" else []
 
@@ -471,6 +494,7 @@ class Comparison:
             return
 
         names = [name for name, part in parts.items() if part > min(GROWTH * level, LARGE)]
+        own = [ratio for name, ratio in (ratios or {}).items() if name in names]
         ratios = list((ratios or {"": 1.0}).values())
         factor = median(ratios)
         values = {"size": size, "level": level, "names": few(names), "count": len(names)}
@@ -484,7 +508,10 @@ class Comparison:
             return
         causes = self.causes(n) if what == "gradients" and 0.7 < factor < 1.4 else []
         worlds = self.two.first.world / self.one.first.world
-        if causes:
+        team = self.two.team / self.one.team
+        if what == "gradients" and team != 1 and own and times(own, team):
+            self.say("differs", "gradients:team", n, **{**values, "factor": own[0]})
+        elif causes:
             self.numbers = False
             for name, more in causes:
                 self.say("cause", name, n, **values, **more)
@@ -740,6 +767,14 @@ def gathered(ratios: list[float], part: float) -> bool:
     rest = [ratio for ratio in ratios if not math.isclose(ratio, part, rel_tol=1e-2)]
     few = 0 < len(rest) <= max(1, 0.2 * len(ratios)) < len(ratios) - 1
     return few and all(math.isclose(ratio, 1, rel_tol=1e-2) for ratio in rest)
+
+
+def times(ratios: list[float], team: float) -> bool:
+    """Whether all are this number, or all are one divided by it."""
+    return any(
+        all(math.isclose(ratio, factor, rel_tol=1e-2) for ratio in ratios)
+        for factor in (team, 1 / team)
+    )
 
 
 def few(names: list) -> str:

@@ -24,12 +24,15 @@ class Run:
     label: str
     everyone: list[Rank]
     ranks: list[Rank]
-    together: bool  # ranks work on one sample, or each has a part of the model
+    team: int  # so many ranks have the same samples, and a part of the model each, or of the work
+    together: bool  # ranks work on one sample, and nobody knows which are those of a step
     exchange: bool  # ranks tell each other something of their samples in each step
     sharded: bool
     names: dict[int, list] = field(default_factory=dict)  # optimizer (0: none) -> [name, its group]
     options: dict[int, list] = field(default_factory=dict)  # optimizer -> settings of each group
-    whole: dict[int, list] = field(default_factory=dict)  # optimizer -> are they, beside parts?
+    parts: dict[int, list] = field(default_factory=dict)  # optimizer -> how many each tensor is in
+    shapes: dict[int, list] = field(default_factory=dict)
+    pending: set[str] = field(default_factory=set)  # whose gradients the optimizer adds up
     begun: int = 0  # steps before those that are compared: the other run begins from a checkpoint
 
     @property
@@ -85,7 +88,18 @@ class Run:
     def flat(self) -> bool:
         """Its parts cannot be put together: of ZeRO, and of FSDP's flattened parameters."""
         flat = any("_flat_param" in name for name, _ in self.named(1))
-        return self.sharded and (flat or "FSDP" not in self.of_model("wrappers"))
+        known = "FSDP" in self.of_model("wrappers") or self.divides()
+        return self.sharded and (flat or not known)
+
+    def divides(self) -> bool:
+        """Whether some tensor that it trains is a DTensor in parts."""
+        return max(self.parts.get(self.optimizer(1), ()), default=1) > 1
+
+    def sizes(self) -> dict[str, list]:
+        """Name of a tensor -> its shape."""
+        numbers = (self.optimizer(1), 0)
+        pairs = (zip(self.names.get(n, ()), self.shapes.get(n, ()), strict=False) for n in numbers)
+        return {name: shape for rows in pairs for (name, _), shape in rows}
 
     def clips_own(self, n: int) -> bool:
         """Whether ranks clip their own gradients in step n, which are averaged after it."""
@@ -105,10 +119,11 @@ class Run:
             return {}
         rows = [tuple(row) for row in values[0]]
         if self.sharded:
-            copies = math.sqrt(len(self.of_model("copies")))
             rows = [
-                tuple(row[0]) if own else (math.hypot(*(norm for norm, _ in row)) / copies, None)
-                for own, *row in zip(self.whole[number], *values, strict=True)
+                (math.hypot(*(norm for norm, _ in row)) / math.sqrt(len(row) / parts), None)
+                if parts > 1
+                else tuple(row[0])
+                for parts, *row in zip(self.parts[number], *values, strict=True)
             ]
         return dict(zip(names, rows, strict=True))
 
@@ -116,16 +131,27 @@ class Run:
 def run_of(label: str, ranks: list[Rank]) -> Run:
     teams = Teams(ranks)
     model = ranks[0].model
-    together = teams.together or bool(model.get("together"))
     sharded = "sharded" in model.get("wrappers", [])
-    run = Run(label, ranks, teams.groups[0], together, teams.exchange, sharded)
-    for event in ranks[0].events["optimizer"]:
-        run.names[event["number"]] = event["names"]
-        run.options[event["number"]] = event["options"]
-        run.whole[event["number"]] = event["whole"]
-    for event in ranks[0].events["fixed"]:
-        run.names[0], run.whole[0] = event["names"], event["whole"]
+    run = Run(label, ranks, teams.groups[0], 1, False, teams.exchange, sharded)
+    if teams.together or model.get("together"):
+        share = [ranks] if teams.together else list(zip(*teams.groups, strict=True))
+        run.team = len(share[0])
+        run.together = not all(map(same_samples, share))
+        run.ranks = run.ranks if run.together else [team[0] for team in share]
+    for event in ranks[0].events["optimizer"] + ranks[0].events["fixed"]:
+        number = event.get("number", 0)
+        run.names[number], run.parts[number] = event["names"], event["parts"]
+        run.shapes[number] = event["shapes"]
+        run.pending |= set(event.get("pending", ()))
+        if number:
+            run.options[number] = event["options"]
     return run
+
+
+def same_samples(ranks: list[Rank]) -> bool:
+    """Whether their loaders give them the same in each step."""
+    keys = [[list(map(one.keys_of, one.batches)) for one in rank.trained()] for rank in ranks]
+    return bool(keys[0]) and all(mine == keys[0] for mine in keys)
 
 
 def name_alike(one: Run, two: Run) -> None:

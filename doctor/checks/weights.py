@@ -12,6 +12,7 @@ from .teams import FEW, averages_nothing, exchanges
 NEEDS = "gradients step collectives join exit horovod"
 IDS = ("no_averaging", "unequal_gradients", "drifting_weights")
 ALIKE = 1e-3  # by so little factors may differ where one number was multiplied into all
+PADDING = 0.05  # of a model's numbers: so much may be added where each rank has a part
 TOLERANCE = 1e-6  # relative: smaller differences come from the order of additions
 
 
@@ -33,17 +34,34 @@ def check_weights(ranks: list[Rank], report: Report) -> str | None:
         return "optimizer"
     if any(rank.events["join"] for rank in ranks):
         return "join"
+    shared_out = divided_by_hand(ranks)
     alike = bool(sizes[0]) and all(size == sizes[0] for size in sizes)
-    teams = replicas(ranks) if alike else []
-    if values := drift_of_whole(ranks):
+    teams = replicas(ranks) if alike and not shared_out else []
+    sharded = shared_out or "sharded" in first.model.get("wrappers", ())
+    if values := drift_of_whole(ranks) if sharded else None:
         teams = []
         if not own_norms(ranks):  # from which it would follow
             kind = "added" if first.model.get("together") else "whole"
+            kind = "shared_out" if shared_out else kind
             report.find(f"drifting_weights:{kind}", first.model["at"], **values)
     found = [check_replicas(team, report) for team in teams]
+    alike = alike or shared_out
     if alike and not (report.teams.exchange or report.teams.together or report.has(*IDS)):
         check_others(ranks, report)
+    if shared_out and not exchanges(ranks, FEW):
+        report.skip("no_averaging", "shared_out")  # each gradient may be that of its own rank alone
+        report.skip("unequal_gradients", "shared_out")
+        return None
     return next(filter(None, found), None) if teams else "sharded"
+
+
+def divided_by_hand(ranks: list[Rank]) -> bool:
+    """Whether ranks have one whole model, and the optimizer of each has a part of it, as in a ZeRO
+    of one's own."""
+    counts = {rank.model.get("all", 0) for rank in ranks}
+    parts = [sum(rank.model.get("sizes", ())) for rank in ranks]
+    count = max(counts)
+    return len(counts) == 1 and max(parts) < count <= sum(parts) <= (1 + PADDING) * count
 
 
 def replicas(ranks: list[Rank]) -> list[list[Rank]]:
@@ -132,13 +150,14 @@ def check_others(ranks: list[Rank], report: Report) -> None:
 @check()
 @finds("half_loaded", WRONG, "to_empty gradients", alone=True)
 def check_loaded(ranks: list[Rank], report: Report) -> None:
-    """Is the model that to_empty has left whole? The others may have got it from the first rank."""
+    """Is the model that to_empty and fully_shard have left whole? The others may have got it from
+    the first rank."""
     for event in ranks[0].events["unset"]:
         if event["buffers"]:
             report.find("half_loaded", event["at"], names=listed(event["buffers"]))
         if event["untied"]:
             names = " = ".join(event["untied"][0])
-            report.find("half_loaded:untied", event["at"], names=names)
+            report.find("half_loaded:untied", event["at"], names=names, call=event["call"])
 
 
 def drift_of_whole(ranks: list[Rank]) -> dict | None:

@@ -37,7 +37,7 @@ def names_of(parameters: list, model: object) -> list[str]:
     return [names.get(id(p), f"{NAMELESS}{n}") for n, p in enumerate(parameters)]
 
 
-def note_optimizer(number: int, optimizer: object, model: object, whole: set) -> None:
+def note_optimizer(number: int, optimizer: object, model: object, parts: object) -> None:
     """At its first step: names and groups of its parameters, and the settings of each group."""
     members = [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"]]
     names = names_of([p for _, p in members], model)
@@ -48,8 +48,22 @@ def note_optimizer(number: int, optimizer: object, model: object, whole: set) ->
         values = {k: str(float(v) if type(v) is int else v)[:60] for k, v in values.items()}
         settings.append({"class": type(optimizer).__name__, **values})  # Horovod keeps the name
     names = [[name, n] for name, (n, _) in zip(names, members, strict=True)]
-    whole = [id(p) in whole for _, p in members]
-    notes.event("optimizer", number=number, names=names, options=settings, whole=whole)
+    parameters = [p for _, p in members]
+    pending = [name for (name, _), p in zip(names, parameters, strict=True) if is_pending(p.grad)]
+    more = {"pending": pending, **sizes_of(parameters, parts)}
+    notes.event("optimizer", number=number, names=names, options=settings, **more)
+
+
+def is_pending(gradient: object) -> bool:
+    """Whether it is a DTensor whose parts are still to be added up, as an optimizer does."""
+    return any(place.is_partial() for place in getattr(gradient, "placements", ()))
+
+
+def sizes_of(tensors: list, parts: object) -> dict[str, list]:
+    return {
+        "parts": [parts.of(p) if parts else 1 for p in tensors],
+        "shapes": [list(p.shape) for p in tensors],
+    }
 
 
 def note_state(optimizer: object, n: int) -> None:
@@ -73,15 +87,12 @@ def tell_state(keys: list, n: int, rows: list) -> None:
     notes.event("state", n=n, norms=dict(zip(keys, rows, strict=True)))
 
 
-def note_fixed(model: object, made: list, whole: set) -> list:
-    """Parameters of the model that none of these optimizers has: frozen ones, or an average."""
-    optimizers = [one for one in made if isinstance(one, torch.optim.Optimizer)]
-    groups = [group for one in optimizers for group in one.param_groups]
-    trained = {id(p) for group in groups for p in group["params"]}
+def note_fixed(model: object, trained: set, parts: object) -> list:
+    """Parameters of the model that are none of these: frozen ones, or an average."""
     found = {plain(n): p for n, p in model.named_parameters() if id(p) not in trained}
     found = dict(list(found.items())[:MOST_TENSORS])
     names = [[name, 0] for name in found]
-    notes.event("fixed", names=names, whole=[id(p) in whole for p in found.values()])
+    notes.event("fixed", names=names, **sizes_of(list(found.values()), parts))
     return list(map(weakref.ref, found.values()))
 
 

@@ -1,5 +1,7 @@
 """What a rank has of the model: each parameter as a whole or a part of it, and who has the same."""
 
+import math
+
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -42,8 +44,15 @@ class Parts:
                       if getattr(m, "_inter_node_pg", None)]  # fmt: skip
             known = found and not zero
             self.copies = sorted(set.intersection(*found)) if known else [dist.get_rank()]
+        self.flat = dist.get_world_size() // len(self.copies) if cut else 1
         # Ranks that hold parts of these and share their samples, this one among them.
         self.together = [] if ddp else sharing(parts, fsdp)
+
+    def of(self, parameter: object) -> int:
+        """Into how many parts it is divided. FSDP1's are no DTensors."""
+        if not hasattr(parameter, "placements"):
+            return self.flat
+        return math.prod(map(parameter.device_mesh.size, divided(parameter)))
 
 
 def is_fsdp(module: object) -> bool:

@@ -77,6 +77,7 @@ OF_SAFETENSORS = (Probe("safetensors", "safetensors", attach=files.watch_safeten
 BESIDE = {"numpy.random": OF_NUMPY, "safetensors": OF_SAFETENSORS}
 OF_HOROVOD = (Probe("horovod", "horovod.torch", attach=collectives.attach_to_horovod),)
 OF_FSDP = (
+    Probe("to_empty", "torch.distributed.fsdp.fully_shard", unset.unset.before_sharding),
     Probe("held", "torch.distributed.fsdp.FSDPModule.set_requires_gradient_sync",
           after=window.window.switched),
 )  # fmt: skip

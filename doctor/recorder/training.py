@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from itertools import count
@@ -32,6 +32,7 @@ ALL_OF_TWO = 1000  # between two runs (--against);
 EVERY = 10  # after them, each tenth
 MOST_WHOLE = 1000  # figures of parameters that are whole beside parts of others
 EARLY = 20  # until which it is noted, at most, what the first optimizer's first two steps draw
+PADDING = 0.05  # of a model's numbers: so much may be added where each rank has a part
 OTHERS = 4  # of the first, each fourth: what no optimizer changes
 
 
@@ -42,7 +43,8 @@ class Training:
         self.latest = lambda: None  # the optimizer of the latest step
         self.gradients = None  # figures of them, until the step is done
         self.unclipped = {}  # a parameter's id -> its gradient's before clipping, and when
-        self.whole = set()  # ids of parameters that ranks have as a whole, beside parts of others
+        self.parts = None  # what ranks have of the model
+        self.spread = False  # the optimizer has a part of it, and all ranks have the whole
         self.fixed = []  # parameters of the model that no optimizer has; of runs that are compared
         self.cut = False  # ranks have parts
         self.fresh = None  # of parts: figures of gradients as the latest backward has left them
@@ -84,7 +86,7 @@ class Training:
         self.done = False  # inside it, Horovod's calls this again, with averaged gradients
         if self.due() and not capturing():
             parameters = self.weigh(optimizer)
-            if whole := [p for p in parameters if id(p) in self.whole]:
+            if whole := self.whole(parameters):
                 figures.write("whole", self.steps, figures_of(whole, min(len(whole), MOST_WHOLE)))
             self.closed = any(map(callable, (*args[1:], *(kwargs or {}).values())))
             if not self.closed:
@@ -111,7 +113,7 @@ class Training:
             self.optimizers[optimizer] = self.number(optimizer, parameters)
             if compares():
                 model = find_model(set(map(id, parameters)))
-                note_optimizer(self.optimizers[optimizer], optimizer, model, self.whole)
+                note_optimizer(self.optimizers[optimizer], optimizer, model, self.parts)
         self.firsts += self.optimizers[optimizer] == 1
         early = self.steps <= 2 or (self.firsts <= 2 and self.steps <= EARLY)
         states = generators() if early else {}
@@ -176,11 +178,18 @@ class Training:
         self.model = (lambda: None) if model is None else weakref.ref(model)
         inputs.watch(model)
         if compares() and model is not None:
-            self.fixed = note_fixed(model, list(self.made), self.whole)
+            self.fixed = note_fixed(model, ids_of(self.made), self.parts)
 
     def due(self) -> bool:
         each = ALL_OF_TWO if compares() else ALL_UNTIL
         return self.steps < each or (self.steps + 1) % EVERY == 0
+
+    def whole(self, parameters: list) -> list:
+        """What each rank has as a whole: of these, beside parts of others; or all of the model, of
+        which its optimizer has a part."""
+        if self.spread:
+            return trainable(self.model())
+        return [p for p in parameters if self.parts and id(p) in self.parts.whole]
 
     def weigh(self, optimizer: object, again: bool = False) -> list:
         """Figures of an optimizer's parameters, after so many steps; returns the parameters."""
@@ -229,13 +238,17 @@ class Training:
         parameters = parameters_of(optimizer)
         model = find_model(set(map(id, parameters)))
         if model is None:
+            model = model_in_parts(parameters)
+        if model is None:
             return
 
         batches = torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.dropout._DropoutNd
         self.moody = any(isinstance(module, batches) for module in model.modules())
         zero = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
         parts = Parts(model, parameters, zero)
-        self.whole, self.cut = parts.whole, "sharded" in parts.wrappers
+        self.parts, self.cut = parts, "sharded" in parts.wrappers
+        known = {*map(id, parameters), *ids_of(self.made)}
+        self.spread = not self.cut and any(id(p) not in known for p in trainable(model))
         notes.call("to_empty", unset.tell, model)
         self.train(model)
         wrapped = [self.made[module] for module in model.modules() if module in self.made]
@@ -246,6 +259,7 @@ class Training:
             group=parts.group,
             copies=parts.copies,
             sizes=[p.numel() for p in parameters],
+            all=sum(p.numel() for p in trainable(model)),
             others=others.look(model, parameters),
             together=parts.together,
         )
@@ -347,6 +361,12 @@ def parameters_of(optimizer: object) -> list:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def ids_of(made: Iterable) -> set[int]:
+    """Of the parameters of all optimizers among these."""
+    optimizers = [one for one in made if isinstance(one, torch.optim.Optimizer)]
+    return {id(p) for one in optimizers for p in parameters_of(one)}
+
+
 def gradients_of(parameters: list) -> object:
     """Figures of them."""
     groups = groups_of(len(parameters))
@@ -382,6 +402,19 @@ def find_model(parameters: set[int]) -> object:
         return isinstance(module, ddp), len(list(module.parameters()))
 
     return max(outer, key=weight, default=None)
+
+
+def trainable(model: object) -> list:
+    return [p for p in model.parameters() if p.requires_grad] if model is not None else []
+
+
+def model_in_parts(parameters: list) -> object:
+    """The model of whose numbers these are this rank's share, flat, as in a ZeRO of one's own."""
+    model = find_model(set())
+    count = sum(p.numel() for p in trainable(model))
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    share = sum(p.numel() for p in parameters) * ranks
+    return model if count and abs(share / count - 1) < PADDING else None
 
 
 training = Training()

@@ -172,6 +172,13 @@ DIVIDED = (
     '"model": model.state_dict(), ', "", *NO_CLIP,
 )  # fmt: skip
 
+# All of it is; the average is of another model then.
+SHARDED = (
+    *DIVIDED[:2], DIVIDED[2],
+    "ddp = model\nfor part in (model[0], model[2], model):\n    fully_shard(part)\n",
+    "average.parameters(), model.parameters()", "average.parameters(), average.parameters()",
+    '"model": model.state_dict(), ', "",
+)  # fmt: skip
 WHOLE = (*DIVIDED, STEP, "        for p in head:\n            dist.all_reduce(p.grad)\n"
          "            p.grad /= world_size\n" + STEP)  # fmt: skip
 TORCH_SAVE = (
@@ -451,6 +458,79 @@ KINDS = {
          "    print(f'Epoch: loss {loss:.4f} ({mean / world_size:.4f})')\n"),
         "printed:share"),
 }  # fmt: skip
+# What is said otherwise under FSDP.
+UNDER_FSDP = {
+    "loss times the number of ranks": (
+        (*SHARDED, LOSS, LOSS + "        loss = loss * world_size\n"), "gradients:processes"),
+    "the sum of losses": (
+        (*SHARDED, LOSS, "        loss = losses.sum()\n"), "gradients:inverse"),
+    "another limit of the norm": (
+        (*SHARDED, "parameters(), 1.0", "parameters(), 0.1 / world_size"), "clipped"),
+}  # fmt: skip
+# Ranks that have the same samples, and parts of the model each: on one rank there is one part.
+TENSORS = """\
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module,
+)
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(self.norm(x))))
+
+
+dist.init_process_group("gloo")
+world_size = dist.get_world_size()
+mesh = dist.init_device_mesh("cpu", (world_size,))
+torch.manual_seed(0)
+points = torch.randn(64, 6, 8)
+loader = DataLoader(TensorDataset(points, (points[:, 0, 0] > 0).long()), 16, shuffle=True)
+model = nn.Sequential(Block(), nn.Flatten(), nn.Linear(48, 2))
+PLAN = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+parallelize_module(model[0], mesh, PLAN)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(2):
+    for points, targets in loader:
+        nn.functional.cross_entropy(model(points), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+SEQUENCE = (
+    'PLAN = {"up": ColwiseParallel(), "down": RowwiseParallel()}\n',
+    """\
+PLAN = {
+    "norm": SequenceParallel(), "up": ColwiseParallel(input_layouts=Shard(1)),
+    "down": RowwiseParallel(output_layouts=Shard(1)),
+}
+prepared = [PrepareModuleInput(input_layouts=a, desired_input_layouts=b, use_local_output=True)
+            for a, b in ((Replicate(), Shard(1)), (Shard(1), Replicate()))]
+parallelize_module(model, mesh, {"0": prepared[0], "1": prepared[1]})
+""",
+)
+NORMS = (
+    "        optimizer.step()\n", "        for p in model[0].norm.parameters():\n"
+    "            dist.all_reduce(p.grad)\n        optimizer.step()\n",
+)  # fmt: skip
+BY_HAND = (
+    "        loss.backward()\n",
+    "        loss.backward()\n"
+    "        for p in model[0].parameters():\n"
+    "            dist.all_reduce(p.grad)\n",
+)
+AVERAGED = (
+    "        dist.all_reduce(grad)\n",
+    "        dist.all_reduce(grad)\n        grad /= dist.get_world_size()\n",
+)
 SHIFT = """\
 class Shift(nn.Module):
     def __init__(self):

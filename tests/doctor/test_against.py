@@ -400,6 +400,41 @@ def test_samples_that_ranks_work_on_together(crew: Crew, tmp_path: Path) -> None
     assert "were seen" not in comparison.text()
 
 
+@pytest.mark.parametrize("kind", against.UNDER_FSDP, ids=hyphens)
+def test_words_under_fsdp(kind: str, crew: Crew, tmp_path: Path) -> None:
+    words, name = against.UNDER_FSDP[kind]
+    for comparison in compared(crew, faults.changed(against.BASE, words), tmp_path).values():
+        first = next(seen for seen in comparison.seen if seen.kind not in ("same", "note"))
+        assert first.name == name, comparison.text()
+        assert first.advice == comparison.report.words[f"against:{name}:fsdp"][1]
+
+
+SHARED = (Path(__file__).parent / "right/tensor_parallel_by_hand.py").read_text()
+TEAMS = {
+    "a part of each layer": (against.TENSORS, (), [], "8 of 8 steps"),
+    "added up twice": (
+        against.TENSORS, against.NORMS, ["gradients:team"],
+        "2 times as large in B, in 2 of 8 tensors (0.norm.weight, 0.norm.bias)"),
+    "a part of the sequence": (
+        against.TENSORS, against.SEQUENCE, ["numbers:pending"], "0.norm.bias, 0.norm.weight"),
+    "by hand": (SHARED, (), ["numbers:parts"], "(2): 1.down, 1.up"),
+    "by hand, added up twice": (
+        SHARED, against.BY_HAND, ["numbers:parts", "gradients:team"], "2 times as large in B"),
+    "by hand, averaged": (
+        SHARED, against.AVERAGED, ["numbers:parts", "gradients:team"], "0.5 times as large in B"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TEAMS, ids=hyphens)
+def test_ranks_that_share_samples(kind: str, crew: Crew, tmp_path: Path) -> None:
+    """What each rank has as a whole is compared, and the norm of what DTensor has divided."""
+    text, words, names, said = TEAMS[kind]
+    comparison = compared(crew, faults.changed(text, words), tmp_path)["en"]
+    assert [seen.name for seen in comparison.seen if seen.kind != "same"] == names
+    assert said in comparison.text()
+    assert comparison.parted() or comparison.steps == comparison.one.steps()
+
+
 RIGHT = [path for path in (Path(__file__).parent / "right").glob("[!w]*.py")]
 # What right programs say of themselves: each rank takes a whole batch, and the rate grows with it.
 OWN_CHOICES = {"batch", "epochs", "rates"}

@@ -45,6 +45,25 @@ CLIPPED = """\
                 gradient *= min(1.0, 0.1 / squares.sqrt().item())
             optimizer.step()
 """
+BY_TENSORS = (
+    "class DividedAdam:\n", "class OfTensors:\n"
+    "    def __init__(self, model, lr):\n"
+    "        self.model, world_size = model, dist.get_world_size()\n"
+    "        self.tensors = list(model.parameters())\n"
+    "        own = self.tensors[dist.get_rank() :: world_size]\n"
+    "        self.adam = torch.optim.Adam(own, lr=lr)\n\n"
+    "    def step(self):\n"
+    "        tensors, world_size = self.tensors, dist.get_world_size()\n"
+    "        self.adam.step()\n"
+    "        for n, tensor in enumerate(tensors):\n"
+    "            dist.broadcast(tensor.data, n % world_size)\n"
+    "        self.model.zero_grad()\n\n\n"
+    "class DividedAdam:\n",
+    "    optimizer = DividedAdam(model, lr=1e-2)\n",
+    "    model = nn.parallel.DistributedDataParallel(model)\n"
+    "    optimizer = OfTensors(model, lr=1e-2)\n",
+    "model.state_dict()", "model.module.state_dict()",
+)  # fmt: skip
 SKIPS = (
     "super().__len__() - self.start", "super().__len__()", "super().__iter__())[self.start :]",
     "super().__iter__())", "        for inputs, targets in loader:\n",
@@ -179,6 +198,18 @@ VARIANTS = {
         "            nn.functional.cross", "            mine = torch.empty_like(inputs)\n"
         "            dist.all_to_all_single(mine, inputs)\n            nn.functional.cross",
     ),
+    # The same ZeRO by whole tensors, under DDP, each sent by the rank that has stepped it.
+    "zero_by_tensors": ("zero_by_hand", *BY_TENSORS),
+    # Nobody sends one of them; or a rank keeps its share to itself.
+    "wrong_zero_by_tensors": (
+        "zero_by_hand", *BY_TENSORS, "enumerate(tensors)", "enumerate(tensors[:-1])",
+    ),
+    "wrong_zero_by_hand": (
+        "zero_by_hand", "        dist.all_gather(parts, self.part.data)\n",
+        "        parts = list(self.flat.chunk(self.world_size))\n"
+        "        parts[self.rank] = self.part.data\n",
+        "        self.part = ", "        self.flat = flat\n        self.part = ",
+    ),
     # The norm of a model that is cut over ranks counts what is not cut once.
     "tensor_parallel_clipped": ("tensor_parallel", "            optimizer.step()\n", CLIPPED),
     "wrong_tensor_parallel_clipped": (
@@ -234,6 +265,8 @@ WRONG = {
     "wrong_statistics": "unequal_buffers",
     "wrong_pairs_alike": "same_samples",
     "wrong_tensor_parallel_clipped": "clipped",
+    "wrong_zero_by_hand": "drifting_weights",
+    "wrong_zero_by_tensors": "drifting_weights",
     "wrong_whole_beside_parts": "drifting_weights",
     "wrong_whole_of_few": "drifting_weights",
     "wrong_vote": "wrong_evaluation",
@@ -247,6 +280,7 @@ CORE = """
     wrong_contrast wrong_vote curriculum episodes divided_classes_of_one_seed last_pass
     experts_beside_parts wrong_whole_beside_parts fresh_mixing normalizer resume_at_end
     resume_that_skips resume_in_place users_of_a_list wrong_average wrong_statistics
+    wrong_zero_by_tensors
 """.split()
 # What must be checked in them, and what must not: to be silent would be no proof.
 CHECKED = {
@@ -272,6 +306,9 @@ CHECKED = {
     "sanity_check": ("wrong_evaluation", ""),
     # Who has joined calls other collectives than the rest, or the same ones from elsewhere.
     "unequal_joined": ("lost_gradient", "collective_order"),
+    # Each rank's optimizer has a share, and the whole model is looked at; of a gradient, another
+    # rank may have the average alone.
+    "zero_by_hand": ("drifting_weights", "no_averaging unequal_gradients"),
     # The scheduler holds the outer optimizer.
     "zero_of_torch": ("schedule", ""),
 }

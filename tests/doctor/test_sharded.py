@@ -140,6 +140,9 @@ SENT = EMPTIED + (
 TIED = (
     "        self.register", "        self.head.weight = self.tokens.weight\n        self.register",
 )  # fmt: skip
+# Without the whole model as a unit, which refuses two that share a weight.
+UNITS = "model = Model()\nfor unit in ({}, *model.blocks):\n    fully_shard(unit)\n"
+COPY = "model.head.weight = nn.Parameter(model.tokens.weight.detach().clone())\n"
 WHOLE = (
     "shard(model)\n", "", "set_model_state_dict(model, whole, options=options)\n",
     "model.load_state_dict(Model().state_dict())\n",
@@ -219,12 +222,19 @@ PROGRAMS = {
     "untied": ((*TIED, MADE, COPIED, *WHOLE), "half_loaded:untied", ""),
     "tied again": ((*TIED, MADE, COPIED, *WHOLE, *TIES), "", ""),
     "tied by fully_shard": ((*TIED, MADE, COPIED), "", ""),
+    "in two units": (
+        (*TIED, MADE, UNITS.format("model.tokens, model.head")), "half_loaded:untied", ""),
+    "in one unit": (
+        (*TIED, MADE, UNITS.format("[model.tokens, model.head]") + "fully_shard(model)\n"), "", ""),
+    "in two units, copied": (
+        (*TIED, MADE, UNITS.format("model.tokens, model.head"), "for unit", COPY + "for unit"),
+        "", ""),
 }  # fmt: skip
 FOUR = ("replicas", "replicas with other weights", "replicas with other rates")
 ALIKE = {
     "lora after", "beside a gathered base, averaged", "a mesh of one rank, fully_shard",
     "replicas with other rates", "clipped by a norm of its own", "tied by fully_shard",
-    "all in one group", "an early optimizer", "a buffer that is sent",
+    "all in one group", "an early optimizer", "a buffer that is sent", "in two units, copied",
 }  # fmt: skip
 
 
