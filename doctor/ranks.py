@@ -130,10 +130,13 @@ class Rank:
                 return here, there
         return None
 
+    def own_calls(self) -> list[dict]:
+        """Collectives of the script: FSDP's are of weights and gradients."""
+        return [event for event in self.events["collective"] if not event["fsdp"]]
+
     def summed(self, start: int, end: int) -> int:
         """Numbers that the script itself all-reduced after `start` and before `end` steps."""
-        called = self.events["collective"]
-        return sum(e["size"] for e in called if start <= e["place"] < end)
+        return sum(e["size"] for e in self.own_calls() if start <= e["place"] < end)
 
     def sets_rate(self, step: dict) -> list:
         """The line of the scheduler of this step's optimizer, or of the optimizer."""
@@ -261,9 +264,15 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
                     rank.passes[n].steps += 1
             for n, count in event["learned"]:
                 if n in rank.passes:
-                    rank.passes[n].learned.append((event["n"], count))
-        elif kind == "collective" and event["kind"] not in ("barrier", "broadcast"):
-            sums.collective(event)
+                    one = rank.passes[n]
+                    # Of a batch under no_grad the next one shows that it is trained on.
+                    if len(rank.steps) == 2 and count > 1 and not rank.steps[0]["learned"]:
+                        one.learned.append((event["n"] - 1, count - 1))
+                        one.steps += 1
+                    one.learned.append((event["n"], count))
+        elif kind == "collective" and not event["fsdp"]:
+            if event["kind"] not in ("barrier", "broadcast"):
+                sums.collective(event)
         elif kind == "figures":
             rank.figures[event["what"]][event["n"]] = event["values"]
         elif kind == "exit":

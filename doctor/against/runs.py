@@ -377,7 +377,7 @@ def of_own_share(run: Run, line: dict, numbers: list[tuple[str, str]]) -> bool:
     elif any(one.place == line["place"] and id(one) not in trained for one in begun):
         words = r"train\w*\W*(loss\w*|acc\w*)?\W*$"
         return all(re.search(words, before) for before, _ in numbers)
-    called = [e for e in rank.events["collective"] if e["size"] and e["row"] <= line["row"]]
+    called = [e for e in rank.own_calls() if e["size"] and e["row"] <= line["row"]]
     if not any(event["row"] >= since for event in called):
         return True
     own = told_by(rank, called, latest.begun() if latest else 0)

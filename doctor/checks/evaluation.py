@@ -132,7 +132,7 @@ def own_scores(ranks: list[Rank], one: Pass) -> list[str]:
     what ranks add up there; none, if not all of that is known."""
     sums = Counter()
     for rank in ranks:
-        events = [e for e in rank.events["collective"] if e["place"] == one.place]
+        events = [e for e in rank.own_calls() if e["place"] == one.place]
         for n, event in enumerate(e for e in events if e["kind"] not in ("barrier", "broadcast")):
             if event["values"] is None or event["size"] > FEW:
                 return []
@@ -222,7 +222,7 @@ def merges(rank: Rank) -> bool:
     count = sum(rank.model["others"]["statistics"])
     places = defaultdict(set)
     sizes = Counter()
-    for event in rank.events["collective"]:
+    for event in rank.own_calls():
         if event["place"]:
             places[str(event["at"])].add(event["place"])
             sizes[event["place"], str(event["at"])] += event["size"]

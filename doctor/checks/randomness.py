@@ -26,6 +26,8 @@ def check_randomness(ranks: list[Rank], report: Report) -> str | None:
     if stream := equal_stream([rank.steps for rank in ranks]):
         find_seed(stream, [rank.steps[0]["seeded"] for rank in ranks], report)
         if not any(trained):
+            if takes_shares(ranks):
+                return "shares"
             at = ranks[0].steps[0]["at"]
             return report.find("equal_randomness:drawn", at, mild=True, name=stream)
         at = trained[0][0].loader["at"]
@@ -62,6 +64,14 @@ def equal_stream(events: list[list[dict]]) -> str:
             if any(ranks[one] > 1 and one != other for one, other in states if other):
                 return name
     return ""
+
+
+def takes_shares(ranks: list[Rank]) -> bool:
+    """Without a loader: numbers are drawn before the forward pass, and no two models are given the
+    same rows. All may draw one batch, of which each takes its share."""
+    rows = [str(list(rank.figures["rows"].values())) for rank in ranks if rank.figures["rows"]]
+    drawn = any(step["drawn"] for rank in ranks for step in rank.steps)
+    return drawn and len(set(rows)) == len(ranks)
 
 
 def check_items(ranks: list[Rank], trained: list[list[Pass]], report: Report) -> str | None:

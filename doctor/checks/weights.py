@@ -271,7 +271,7 @@ def averages_weights(ranks: list[Rank]) -> bool:
 def summed_after(rank: Rank, least: float) -> list[int]:
     """The steps after which the script itself sent so many numbers."""
     counts = Counter()
-    for event in rank.events["collective"]:
+    for event in rank.own_calls():
         counts[event["place"]] += event["size"]
     return sorted(place for place, count in counts.items() if count >= least)
 

@@ -37,14 +37,14 @@ def collective(kind: str, group: object, *args: object, **_: object) -> None:
     if group is not None and group.size() == 1 < dist.get_world_size():
         return  # it tells nobody anything
     given = tensors_in(args[:1])
-    exchanged(kind, group, *args)
+    fsdp = exchanged(kind, group, *args)
     if kind in ("send", "recv", "recv_anysource"):
         return
-    note(kind, group, given)
+    note(kind, group, given, fsdp)
     notes.call("lost", trace.send, kind, args, given)
 
 
-def note(kind: str, group: object, given: list) -> None:
+def note(kind: str, group: object, given: list, fsdp: bool = False) -> None:
     number = next(NUMBERS)
     values = few_values(given) if kind in ("allreduce", "reduce") else None
     notes.event(
@@ -53,6 +53,7 @@ def note(kind: str, group: object, given: list) -> None:
         group=str(getattr(group, "group_name", "horovod")),
         kind=kind,
         size=sum(tensor.numel() for tensor in given),
+        fsdp=fsdp,
         at=user_line(),
     )
     if values is not None:
@@ -73,10 +74,11 @@ def few_values(tensors: list) -> object:
         return values.sum()[None] if size > 16 else values  # counts for each class, say
 
 
-def exchanged(kind: str, group: object, *args: object, followed: bool = False) -> None:
-    """Before backward: ranks may work on one sample together. followed: by autograd."""
+def exchanged(kind: str, group: object, *args: object, followed: bool = False) -> bool:
+    """Before backward: ranks may work on one sample together. followed: by autograd. Returns
+    whether FSDP itself calls it."""
     if group is None or kind in ("barrier", "monitored_barrier", "broadcast"):
-        return
+        return False
     own = tensors_in(args[1:2] if "gather" in kind else args[:1]) or tensors_in(args[:1])
     if window.wrapped and "gather" in kind:  # losses are gathered for a log
         own = [tensor for tensor in own if tensor.dim() > 1 or not tensor.requires_grad]
@@ -89,13 +91,14 @@ def exchanged(kind: str, group: object, *args: object, followed: bool = False) -
         if FSDP in name and "reduce" in kind:
             window.scattered.add(window.backwards)
         if norm or name == SYNC_BATCH_NORM or FSDP in name:
-            return  # statistics of other samples, or weights
+            return FSDP in name  # statistics of other samples, or weights
         followed = followed or is_of_autograd(frame)
         frame = frame.f_back if is_library(name) else None
     if window.wrapped and "reduce" in kind and "scatter" not in kind and not followed:
-        return  # of losses too, or of statistics
+        return False  # of losses too, or of statistics
     if size > 1:
         window.exchange(tuple(dist.get_process_group_ranks(group)), size)
+    return False
 
 
 def is_of_autograd(frame: object) -> bool:

@@ -36,7 +36,8 @@ class Window:
         model = getattr(model, "module", model)  # Lightning leaves the wrapper in eval mode
         self.batches += 1
         one.by_grad = torch.is_grad_enabled()
-        one.learns = one.by_grad and getattr(model, "training", True)
+        # Whoever was learned from before may be asked under no_grad, as by a timer around it.
+        one.learns = (one.by_grad or one.line in self.lines) and getattr(model, "training", True)
         with self.lock:
             self.given = [other for other in self.given if other is not one] + [one]
 

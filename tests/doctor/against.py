@@ -452,6 +452,18 @@ KINDS = {
          "len(targets)])\n",
          "len(targets)])\n            print(f'Test: {totals[0] / totals[1]:.4f}')\n"),
         "printed:share"),
+    # As a timer around the loader has it, which knows no end of a pass either.
+    "the loss of rank 0, of batches under no_grad": (
+        ("    for step, (points, targets, words) in enumerate(loader):\n",
+         "    batches = iter(loader)\n    for step in range(len(loader)):\n"
+         "        with torch.no_grad():\n            points, targets, words = next(batches)\n",
+         "        scheduler.step()\n",
+         "        scheduler.step()\n        print(f'running loss {loss:.4f}')\n"),
+        "printed:share"),
+    "the loss of rank 0, of divided layers": (
+        (*SHARDED, "        scheduler.step()\n",
+         "        scheduler.step()\n        print(f'running loss {loss:.4f}')\n"),
+        "printed:share"),
     "the loss of rank 0 beside that of all": (
         ("    model.eval()\n",
          "    mean = loss.detach().clone()\n    dist.all_reduce(mean)\n    model.eval()\n"

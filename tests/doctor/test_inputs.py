@@ -46,6 +46,7 @@ SHARE = "[rank::world_size]"
 ROWS = "        rows = points[batch]\n"
 BATCH = "        batch = order[start:][:16][rank::world_size]\n"
 DRAWN = "        batch = torch.randint(96, (16 // world_size,))\n"
+SHARED = "        batch = torch.randint(96, (16,))[rank::world_size]\n"
 NOISE = ROWS + "        rows = rows + 0.1 * torch.randn(rows.shape)\n"
 ORDER = "torch.randperm(96, generator=torch.Generator().manual_seed(epoch))"
 SHUFFLED = "torch.tensor(__import__('random').Random(epoch).sample(range(96), 96))"
@@ -81,6 +82,7 @@ ONE_RUN = {
     "noise of one seed": ((*WHOLE, ROWS, NOISE, *ONE_SEED), "rows"),
     "batches drawn by one seed": ((BATCH, DRAWN, *ONE_SEED), "rows"),
     "batches drawn by each rank": ((BATCH, DRAWN), "checked"),
+    "shares of what all draw": ((BATCH, SHARED, *ONE_SEED), "checked"),
     "texts beside equal rows": (
         (SHARE, "", "dist.init_process_group(", TEXTS, "nn.Sequential(nn.Linear", "Named(nn.Linear",
          "ddp(rows)", "ddp(rows, [f'{rank}'])"), "loader"),
@@ -152,7 +154,7 @@ def crew() -> Iterator[Crew]:
 
 ALIKE_ONE = {
     "no shares, and dropout", "no shares, averaged by hand", "one latent",
-    "shares, averaged by hand", "batches drawn by each rank",
+    "shares, averaged by hand", "batches drawn by each rank", "noise of one seed",
 }  # fmt: skip
 
 
@@ -170,6 +172,8 @@ def test_one_run(kind: str, crew: Crew, tmp_path: Path) -> None:
         if not found:
             why = report.not_checked.get("same_samples")
             assert why == (report.say(wanted) if wanted != "checked" else None)
+        if kind == "shares of what all draw":
+            assert report.not_checked["equal_randomness"] == report.say("shares")
 
 
 ALIKE = {

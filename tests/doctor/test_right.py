@@ -278,7 +278,7 @@ CORE = """
     dataset_readers grpo results_by_files results_of_a_library scheduler_by_design
     tensor_parallel_by_hand expert_parallel views_added_up federated wrong_fsdp_alike wrong_own_stop
     wrong_contrast wrong_vote curriculum episodes divided_classes_of_one_seed last_pass
-    experts_beside_parts wrong_whole_beside_parts fresh_mixing normalizer resume_at_end
+    experts_beside_parts fresh_mixing normalizer resume_at_end
     resume_that_skips resume_in_place users_of_a_list wrong_average wrong_statistics
     wrong_zero_by_tensors
 """.split()

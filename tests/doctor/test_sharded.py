@@ -202,6 +202,9 @@ PROGRAMS = {
         "untrained:other", ""),
     "clipped": ((STEP, "        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n" + STEP),
                 "", "no_averaging unequal_gradients drifting_weights unequal_buffers"),
+    "a score of each rank's own": (
+        ("    dist.all_reduce(totals)\n", "    print(totals[0] / totals[1])\n"),
+        "wrong_evaluation:share", ""),
     "clipped by value": (
         (STEP, "        nn.utils.clip_grad_value_(model.parameters(), 0.002)\n" + STEP), "", ""),
     "clipped by hand": ((STEP, PARTS + SUMMED + BY_HAND + STEP), "", ""),
@@ -235,6 +238,7 @@ ALIKE = {
     "lora after", "beside a gathered base, averaged", "a mesh of one rank, fully_shard",
     "replicas with other rates", "clipped by a norm of its own", "tied by fully_shard",
     "all in one group", "an early optimizer", "a buffer that is sent", "in two units, copied",
+    "in one unit", "never reduced", "a buffer that is set",
 }  # fmt: skip
 
 

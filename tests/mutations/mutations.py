@@ -486,7 +486,53 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DIVIDED}[right]": [
         ("parts of a model are compared with their like", 1,
-         "teams = replicas(ranks) if alike else []", "teams = [ranks]"),
+         "teams = replicas(ranks) if alike and not shared_out else []", "teams = [ranks]"),
+    ],
+    f"{DIVIDED}[a-score-of-each-rank's-own]": [
+        ("what FSDP gathers adds up no score", 1,
+         'elif kind == "collective" and not event["fsdp"]:', 'elif kind == "collective":'),
+    ],
+    f"{AGAINST}::test_names_where_runs_part[the-loss-of-rank-0,-of-divided-layers]": [
+        ("what FSDP gathers tells nobody a loss", 1,
+         'in self.events["collective"] if not event["fsdp"]]', 'in self.events["collective"]]'),
+    ],
+    f"{AGAINST}::test_names_where_runs_part[the-loss-of-rank-0,-of-batches-under-no_grad]": [
+        ("a timer may ask for batches under no_grad", 1, "one.by_grad or one.line in self.lines",
+         "one.by_grad"),
+        ("the second batch shows that the first was trained on", 1,
+         'and not rank.steps[0]["learned"]', "and False"),
+    ],
+    f"{AGAINST}::test_words_under_fsdp": [
+        ("FSDP has words of its own", 1,
+         "self.words[own if self.fsdp and own in self.words else name]", "self.words[name]"),
+    ],
+    f"{AGAINST}::test_ranks_that_share_samples[a-part-of-each-layer]": [
+        ("parts of DTensors are put together", 1,
+         'known = "FSDP" in self.of_model("wrappers") or self.divides()',
+         'known = "FSDP" in self.of_model("wrappers")'),
+        ("ranks that share samples have one batch", 1,
+         "run.ranks if run.together else [team[0] for team in share]", "run.ranks"),
+    ],
+    f"{AGAINST}::test_ranks_that_share_samples[a-part-of-the-sequence]": [
+        ("DTensor may have a gradient still to add up", 1,
+         'if what in ("gradients", "unclipped"):', "if False:"),
+    ],
+    f"{AGAINST}::test_ranks_that_share_samples[by-hand]": [
+        ("parts of tensors are left out, and the rest is compared", 1,
+         "if shapes[0][name] != shapes[1][name]", "if False"),
+    ],
+    f"{INPUTS}::test_one_run[shares-of-what-all-draw]": [
+        ("all may draw one batch, and take shares of it", 1, "if takes_shares(ranks):",
+         "if False:"),
+    ],
+    f"{KINDS}::test_nothing_to_say[zero_by_hand]": [
+        ("shares of an optimizer's own are no replicas", 1,
+         "replicas(ranks) if alike and not shared_out else []", "replicas(ranks) if alike else []"),
+        ("a flat share is of a model", 1, "model = model_in_parts(parameters)", "return"),
+    ],
+    f"{KINDS}::test_is_named[wrong_zero_by_tensors]": [
+        ("the whole model is looked at, where an optimizer has a share", 1,
+         "        if self.spread:\n", "        if False:\n"),
     ],
     f"{DIVIDED}[clipped-by-value]": [
         ("what is clipped by value was not multiplied by one number", 1,
@@ -892,11 +938,11 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "return images if False else"),
     ],
     f"{AGAINST}::test_nothing_differs[2-a-layer-that-is-whole-beside-parts,-averaged]": [
-        ("what is whole beside parts has one norm", 1, "tuple(row[0]) if own else ", ""),
+        ("in how many parts a tensor is", 1, "math.sqrt(len(row) / parts)", "math.sqrt(len(row))"),
     ],
-    f"{KINDS}::test_is_named[wrong_whole_beside_parts]": [
+    f"{DIVIDED}[lora-after,-frozen]": [
         ("gradients of layers that are added after fully_shard", 1,
-         "if values := drift_of_whole(ranks):", "if values := None:"),
+         "if values := drift_of_whole(ranks) if sharded else None:", "if values := None:"),
     ],
     f"{KINDS}::test_nothing_to_say[experts_beside_parts]": [
         ("experts train on samples of their own", 1, "if not exchanges(ranks, FEW) else []", ""),
