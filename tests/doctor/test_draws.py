@@ -197,7 +197,7 @@ NAMED = {
     "numpy's, a row of each sample": (NUMPY, "drawn:still", "numpy.random"),
     "a generator of the rank": (
         (*NOISY, "torch.randn_like(points)",
-         "torch.randn(len(points), 8, generator=own)", "for epoch in range(4)",
+         "torch.randn(8, generator=own)", "for epoch in range(4)",
          "own = torch.Generator().manual_seed(rank)\nfor epoch in range(4)"),
         "drawn:still", "randn"),
     "rows in another order than the indices": ((*NOISY, *LONGEST), "drawn:still", "randn_like"),
