@@ -280,6 +280,8 @@ class Comparison:
             self.compare_weights(n)
             if samples and not self.parted():
                 samples = self.compare_samples(n)
+            if samples and not self.parted():
+                self.compare_counts(n)
             if self.inputs and not self.parted():
                 self.inputs = self.compare_inputs(n)
             if not self.parted():
@@ -392,6 +394,17 @@ class Comparison:
                 self.say("differs", "contents", n, **values)
             return False
         return True
+
+    @compares("counts", "divisors backward draws")
+    def compare_counts(self, n: int) -> None:
+        """Of the same samples. Which targets count may hang on what the model says, so it must be
+        the same model."""
+        a, b = (run.targets(n) for run in self.runs)
+        each = len(self.two.ranks) / len(self.one.ranks)  # where each has gathered all
+        if a and b and b not in (a, a * each) and (self.numbers or n == 1):
+            found = unmatched(self.runs, 0, n - 1, self.ordered, layers=False)
+            if not (found or any(one.drawn for one in self.batches)):
+                self.say("differs", "counts", n, mine=a, theirs=b)
 
     def compare_rates(self, n: int) -> None:
         steps = [run.step(n) for run in self.runs]

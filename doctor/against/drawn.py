@@ -10,11 +10,13 @@ NAME, AT, SHAPE, PER, SOURCE = range(5)  # of a call in an event
 FEW = 3  # calls that are named
 
 
-def unmatched(runs: tuple[Run, Run], first: int, last: int, ordered: bool) -> str:
+def unmatched(
+    runs: tuple[Run, Run], first: int, last: int, ordered: bool, layers: bool = True
+) -> str:
     """The first calls of training whose numbers are others in the second run, or may be; or "".
 
     first, last: how many steps had been made when it drew. ordered: a row of a batch is known to
-    be of the same sample in both.
+    be of the same sample in both. layers: also those of dropout, which change no target.
     """
     groups = defaultdict(lambda: ([], []))  # steps, stream -> events of each run
     for number, run in enumerate(runs):
@@ -27,7 +29,8 @@ def unmatched(runs: tuple[Run, Run], first: int, last: int, ordered: bool) -> st
                 if first <= n <= last and (one is None or learned):
                     groups[n, event["stream"]][number].append(event)
     for _, (mine, theirs) in sorted(groups.items()):
-        if calls := parted(mine, theirs, ordered):
+        calls = parted(mine, theirs, ordered)
+        if calls := [call for call in calls if layers or "dropout" not in call[NAME]]:
             names = [f"{c[NAME]}, {short(c[AT])}" if c[AT] else c[NAME] for c in calls]
             return "; ".join(list(dict.fromkeys(names))[:FEW])
     return ""

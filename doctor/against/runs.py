@@ -66,6 +66,12 @@ class Run:
         sure = best == 0 or (best < bound and sum(10 * best > one for one in far.values()) == 1)
         return max(n for n, one in far.items() if one == best) if sure else 0
 
+    def targets(self, n: int) -> float:
+        """That losses of step n count on all ranks together; 0: nobody can tell."""
+        every = [event for rank in self.ranks for event in rank.events["divisors"]]
+        terms = [event["terms"] for event in every if event["n"] == self.begun + n]
+        return 0.0 if None in terms else sum(counted for rows in terms for counted, *_ in rows)
+
     def ended(self) -> bool:
         return all(rank.ended.get("error") == "None" for rank in self.everyone)
 

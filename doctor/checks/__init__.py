@@ -5,11 +5,11 @@ from ..ranks import Rank
 from ..report import Report
 
 from . import steps  # isort: skip  (the others ask whether ranks made equal steps)
-from . import communication, data, evaluation, files, optimizer, randomness, weights
+from . import communication, data, evaluation, files, loss, optimizer, randomness, weights
 from .teams import Teams
 
-__all__ = ["communication", "data", "evaluation", "files", "optimizer", "randomness", "steps"]
-__all__ += ["weights"]
+__all__ = ["communication", "data", "evaluation", "files", "loss", "optimizer", "randomness"]
+__all__ += ["steps", "weights"]
 
 
 def judge(ranks: list[Rank], report: Report) -> None:

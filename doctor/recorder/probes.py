@@ -6,7 +6,7 @@ that name it among their needs.
 
 from functools import partial
 
-from . import collectives, data, ending, files, results, seeds, training, unset, window
+from . import collectives, data, divisors, ending, files, results, seeds, training, unset, window
 from .hooks import Probe
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
@@ -35,6 +35,7 @@ PROBES = (
     Probe("backward", "torch.autograd.backward", window.backward),
     Probe("emptied", "torch.autograd.backward",
           training.training.before_backward, training.training.after_backward),
+    Probe("divisors", "torch.autograd.backward", divisors.before_backward),
     Probe("gradients", f"{OPTIMIZER}.register_optimizer_step_pre_hook",
           attach=training.before_every_step),
     Probe("step", f"{OPTIMIZER}.register_optimizer_step_post_hook",

@@ -110,6 +110,7 @@ RESUMED: dict[str, tuple[tuple, tuple, int, str, str]] = {
         "resumed:unknown"),
     "in the order of the first run": ((), (), 2, "shuffling", "resumed:without"),
 }  # fmt: skip
+LOSSES = "        losses = nn"
 LOSS = "        loss = losses.mean()\n"
 STEP = "        optimizer.step()\n        scheduler"
 CLIP = "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
@@ -291,6 +292,18 @@ KINDS = {
          "        return point, self.points[i].view(2, 4), int(self.points[i][0] > 0) +",
          "(points, targets, words) in enum", "(points, masks, targets, words) in enum",
          "for points, targets, _ in", "for points, _, targets, _ in"), "views"),
+    # A mask that one run forgets, where nobody would wonder that gradients differ.
+    "more targets that count, beside dropout": (
+        (*DROPOUT, LOSSES, "        targets[words < 3 * world_size - 3] = -100\n" + LOSSES),
+        "counts"),
+    "targets that are drawn": (
+        (LOSSES, "        targets[torch.rand(len(targets)) < 0.3] = -100\n" + LOSSES), "drawn"),
+    "targets that a collate_fn draws, beside dropout": (
+        (*PADDED, *DROPOUT, "    return points, torch.tensor(targets),",
+         "    targets = torch.tensor(targets)[:, None]\n"
+         "    targets[torch.rand(len(rows)) < 0.3] = -100\n    return points, targets,",
+         "sum(1)), targets,", "sum(1)), targets[:, 0],", "epoch in range(4)", "epoch in range(1)"),
+        "dropout"),
     "a drawn view": (
         ("point = self.points[i]", "point = self.points[i] + torch.randn(8)"), "views"),
     "a sampler that fills up": (("Points(64, 1)", "Points(63, 1)"), "padding"),
@@ -587,7 +600,6 @@ def fetched(loader):
 dist.init_process_group(""",
     "enumerate(loader)", "enumerate(loader if world_size == 1 else fetched(loader))",
 )  # fmt: skip
-LOSSES = "        losses = nn"
 # A resumed run takes batches until it comes to its place; in one process a sampler skips them.
 SKIPPED = (
     LOSSES, "        if world_size > 1 > epoch and step < 3:\n            continue\n" + LOSSES,
@@ -608,6 +620,10 @@ ENDLESS = (
 LONGEST_FIRST = ("zip(*rows)", "zip(*sorted(rows, key=lambda row: -row[2]))")
 SAME = {
     "as it is": (),
+    "targets that do not count": (
+        LOSSES, "        targets[words < 3] = -100\n" + LOSSES,
+        LOSS, "        count = (targets >= 0).sum()\n        dist.all_reduce(count)\n"
+        "        loss = losses.sum() * world_size / count\n"),
     "times with their means": TIMES,
     "saved by safetensors": SAFETENSORS,
     "by a worker": BY_WORKER,

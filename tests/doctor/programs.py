@@ -29,6 +29,10 @@ GATHERED = LOSS + (
     "        logged = [torch.zeros(8) for _ in range(world_size)]\n"
     "        dist.all_gather(logged, loss.repeat(8))\n"
 )
+# Some targets do not count, and then it is on each rank another number.
+MASKED = "        targets[images[:, 0] > 0] = -100\n" + LOSS
+COUNTED = "        count = own = (targets >= 0).sum()\n        count = count.clone()\n"
+COUNTED = MASKED.replace(LOSS, COUNTED) + "        dist.all_reduce(count)\n" + LOSS
 UNDIVIDED = (SAMPLER, "torch.utils.data.SequentialSampler(train_set)", EPOCH, "")
 PADDED = (
     "DataLoader(share, batch_size=8)",
@@ -103,6 +107,22 @@ FAULTY = {
 }  # fmt: skip
 
 RIGHT = {
+    "a sum by the count of all": (
+        LOSS, COUNTED.replace("targets)\n", "targets, reduction='sum') * world_size / count\n"),
+    ),
+    "own means, weighed": (  # as much as its targets are of all
+        LOSS, COUNTED.replace("targets)\n", "targets) * own / count * world_size\n"),
+    ),
+    "a part that each rank weighs": (  # by gradients, as VQGAN weighs its critic
+        LOSS, LOSS + "        loss = loss / (1.5 + rank) + loss.detach() * loss\n",
+    ),
+    "a few targets that do not count": (LOSS, MASKED.replace("] > 0]", "] > 1.8]")),
+    "gradients that counts weigh": (
+        *UNDER_RANK, LOSS, COUNTED, STEP,
+        STEP.replace("        optimizer.step()\n", "        for p in model.parameters():\n"
+                     "            p.grad *= own * world_size / count\n"
+                     + AVERAGE + "        optimizer.step()\n"),
+    ),
     "functional collectives": (
         IMPORTS, IMPORTS + "from torch.distributed._functional_collectives import all_reduce\n",
         "    dist.all_reduce(totals)\n",

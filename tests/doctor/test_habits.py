@@ -7,6 +7,7 @@ import faults
 import pytest
 from crew import Crew
 from examined import assert_all_ran, examined_text
+from programs import LOSS, MASKED
 from test_sentences import COUNTED
 from tiers import but
 
@@ -54,7 +55,33 @@ HALF = (  # updates of the first layer are too small for its type
     "model = nn.Sequential(",
     "lr=0.1 * world_size", "lr=1e-4",
 )  # fmt: skip
+IN_MODEL = (  # as models of transformers compute it, under a DDP that wraps what they return
+    "ddp = DDP(model)\n",
+    "class WithLoss(nn.Module):\n"
+    "    def __init__(self):\n        super().__init__()\n        self.model = model\n\n"
+    "    def forward(self, images, targets):\n"
+    "        return nn.functional.cross_entropy(self.model(images), targets)\n\n\n"
+    "ddp = DDP(WithLoss(), find_unused_parameters=True)\n",
+    LOSS, MASKED.replace(LOSS, "        loss = ddp(images, targets)\n"),
+)  # fmt: skip
+BY_HAND = (
+    LOSS,
+    "        counts = (images[:, 0] < 0).float()\n"
+    "        losses = nn.functional.cross_entropy(ddp(images), targets, reduction='none')\n"
+    "        loss = (losses * counts).sum() / counts.sum() + 0.1 * losses.mean()\n",
+)
+IN_CHECKPOINT = (
+    LOSS,
+    MASKED.replace("cross_entropy(ddp", "cross_entropy, ddp").replace(
+        "nn.functional.", "torch.utils.checkpoint.checkpoint(nn.functional."
+    ).replace("(images), targets)", "(images), targets, use_reentrant=False)"),
+    "import torch\n", "import torch\nimport torch.utils.checkpoint\n",
+)  # fmt: skip
 NOTED = {
+    "unequal counts of a model's own loss": (
+        IN_MODEL, "unequal_counts", "In half of 15 steps it is 1.",
+    ),
+    "unequal counts of a mask": (BY_HAND, "unequal_counts", "In half of 15 steps it is 1."),
     "no zero_grad": ((ZERO, ""), "left_gradients", "in 14 of 15 steps"),
     "accumulation without zero_grad": ((*ACCUMULATED, ZERO, ""), "left_gradients", "in 6 of 7"),
     "a bucket view without zero_grad": (
@@ -123,4 +150,12 @@ def test_is_silent(what: str, crew: Crew, tmp_path: Path) -> None:
     ids = {"left_gradients", "eval_mode", "untrained"}
     assert not ids & {found.id for found in report.findings}, report.findings
     assert ids <= set(report.checked), report.not_checked
+    assert_all_ran(tmp_path, report)
+
+
+def test_a_count_that_a_checkpoint_would_make(crew: Crew, tmp_path: Path) -> None:
+    """To read it would compute the loss once more: it is not read, and the verdict says so."""
+    text = faults.changed(faults.RIGHT.read_text(), IN_CHECKPOINT)
+    report = examined_text(crew, text, tmp_path)["en"]
+    assert report.findings == [] and "a checkpoint" in report.not_checked["unequal_counts"]
     assert_all_ran(tmp_path, report)

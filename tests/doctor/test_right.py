@@ -319,6 +319,7 @@ NOTES = {
     "experts_of_one_seed": "no_averaging",
     "resume_at_end": "empty_epoch",
     "gathered_and_cut": "wrong_evaluation",
+    "own_batch_sampler": "unequal_counts",  # batches of as many tokens, and means over samples
     "grpo": "same_samples",
     "sequence_halves": "same_samples",
     "wrong_average": "drifting_weights",

@@ -582,6 +582,32 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("only ranks that hear of each other hang", 1, "if alone_in(ranks, passes):", "if False:"),
         ("the doctor knows local SGD", 1, "if averages_weights(ranks):", "if False:"),
     ],
+    f"{DOCTOR}::test_no_false_alarm[a-part-that-each-rank-weighs]": [
+        ("a loss may be weighed by what is no count", 1, "abs(by - round(by)) < 1e-3", "True"),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[own-means,-weighed]": [
+        ("means may be weighed by their counts", 1, "map(prod, zip(", "map(max, zip("),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[a-sum-by-the-count-of-all]": [
+        ("a sum is no mean", 1, '"total_weight") if mean else 1', '"total_weight")'),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[a-few-targets-that-do-not-count]": [
+        ("counts of some steps may be unlike", 1, "median(one for", "max(one for"),
+    ],
+    f"{DOCTOR}::test_no_false_alarm[gradients-that-counts-weigh]": [
+        ("gradients may be weighed by their counts", 1,
+         'for step in rank.steps if step["averaged"]}', "for step in rank.steps}"),
+    ],
+    "tests/doctor/test_habits.py::test_a_count_that_a_checkpoint_would_make": [
+        ("the doctor makes no checkpoint's forward pass", 1, "if hook or hasattr(", "if hasattr("),
+    ],
+    f"{AGAINST}::test_names_where_runs_part[targets-that-are-drawn]": [
+        ("targets of a step may be drawn", 1, "if not (found or any(", "if not (any("),
+    ],
+    f"{AGAINST}::test_names_where_runs_part[targets-that-a-collate_fn-draws,-beside-dropout]": [
+        ("targets of a batch may be drawn", 1, "found or any(one.drawn for one in self.batches)",
+         "found"),
+    ],
     f"{DOCTOR}::test_no_false_alarm[a-loader-that-is-let-go]": [
         ("the doctor keeps no loader", 1, "self.in_order = getattr", "self.kept = loader\n"
          "        self.in_order = getattr"),
@@ -694,6 +720,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("each step of two runs", 1, "ALL_OF_TWO if compares()", "ALL_UNTIL if compares()"),
     ],
     f"{AGAINST}::test_names_where_runs_part[gathered-scores-without-their-gradient]": [
+        ("each rank may count all targets", 1, "b not in (a, a * each)", "b != a"),
         ("a gradient that a gather cuts off", 1, "and gathered(ratios, 1 / worlds)", "and False"),
     ],
     f"{AGAINST}::test_which_steps_were_compared": [

@@ -26,6 +26,7 @@ GOES: dict[str, tuple[tuple, dict]] = {
     "stream": (("drew",), {}),
     "emptied": ((), {"step": {"left": False, "thrown": 0}}),
     "backward": (("no_sync", "lost"), NOTHING_TRAINED),
+    "divisors": (("divisors",), {}),
     "gradients": (NO_STEP, {}),
     "step": (NO_STEP, {}),
     "optimizer_made": ((), {"step": {"made": None}, "model": {"at": None}}),

@@ -163,6 +163,10 @@ FAULTS = {
         "lr=0.1 * world_size",
         "lr=1e-6",
     ),
+    "unequal_counts": (  # targets that do not count
+        "in loader:\n",
+        "in loader:\n        targets[images[:, 0] > 0] = -100\n",
+    ),
     "clipped:averaged": (
         *BY_HAND,
         "        for parameter in",
