@@ -1,6 +1,6 @@
 """Every chapter, copied alone into an empty folder and launched as its docstring says: on generated
-images, then on JPEG files. `make test` launches one for each launcher, and the others that torchrun
-starts train in warm processes: what only a launch shows, they share with 02."""
+images, then on JPEG files. `make test` launches 02 and 03 here, and 01, 05, 06 in test_faults.py.
+(04, 07 and 08 start as 02 does.)"""
 
 import os
 import shutil
@@ -15,7 +15,6 @@ from harness import (
     CHAPTERS,
     CHECKPOINT_KEYS,
     HOROVOD,
-    LAUNCHED_BY_TORCHRUN,
     OWN_KEYS,
     ROOT,
     STRICT,
@@ -27,9 +26,9 @@ from harness import (
     rows,
     run,
 )
-from tiers import but
+from tiers import table
 
-AS_HUB = [chapter for chapter in LAUNCHED_BY_TORCHRUN if chapter != "02_distributed"]
+LAUNCHED = ["02_distributed", "03_multiprocessing"]
 WORLD_SIZE = default_processes()
 # Cheap to train and to save. (resnet18 learns in fewer steps, but a launch of it took half as much
 # CPU time again: 22.9 against 15.5 seconds, 2 ranks on 2 cores, torch 2.15.)
@@ -79,7 +78,7 @@ def go_on(chapter: str, argv: list, processes: int, crew: Crew, script: Path) ->
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("chapter", but(CHAPTERS, AS_HUB))
+@pytest.mark.parametrize("chapter", table(CHAPTERS, LAUNCHED))
 def test_trains_resumes_and_evaluates(
     chapter: str, tmp_path: Path, ten_classes: Path, crew: Crew
 ) -> None:
@@ -98,23 +97,6 @@ def test_trains_resumes_and_evaluates(
     assert not [line for line in first.lines("DeprecationWarning") if "/torch" in line]
     assert "destroy_process_group" not in first.stderr, first.stderr
     run_dir = script.parent / "runs" / chapter  # the default
-    assert_trains_resumes_and_evaluates(chapter, first.said, run_dir, ten_classes, crew, script)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on GPUs `make smoke` launches these, too")
-@pytest.mark.parametrize("chapter", AS_HUB)
-def test_trains_when_warm(chapter: str, tmp_path: Path, ten_classes: Path, crew: Crew) -> None:
-    argv = [str(word) for word in (*TRAIN, "--output-dir", tmp_path / "run")]
-    answers = crew.run(call_main, chapter, argv, world_size=WORLD_SIZE)
-    assert not [answer["exit"] for answer in answers if answer["exit"]], answers
-    said = [line for answer in answers for line in answer["stdout"].splitlines()]
-    script = ROOT / chapter / "main.py"
-    assert_trains_resumes_and_evaluates(chapter, said, tmp_path / "run", ten_classes, crew, script)
-
-
-def assert_trains_resumes_and_evaluates(
-    chapter: str, said: list[str], run_dir: Path, ten_classes: Path, crew: Crew, script: Path
-) -> None:
     (start,) = rows(run_dir, "start")
     assert start.get("world_size", 1) == (1 if chapter == "01_dataparallel" else WORLD_SIZE)
     assert (start["epoch"], start["steps_per_epoch"]) == (0, 20)
@@ -129,8 +111,8 @@ def assert_trains_resumes_and_evaluates(
     assert rows(run_dir, "end")[0]["best_acc1"] == max(row["acc1"] for row in evals)
     # Rank 0 alone speaks: every event is printed once.
     for event in ("start", "train", "eval", "end"):
-        lines = [line for line in said if line.startswith(f"{event}  ")]
-        assert len(lines) == len(rows(run_dir, event)), said
+        lines = [line for line in first.said if line.startswith(f"{event}  ")]
+        assert len(lines) == len(rows(run_dir, event)), first.output
 
     for name in ("checkpoint.pt", "best.pt"):
         state = load_state(run_dir / name)

@@ -6,7 +6,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import against
@@ -16,16 +17,18 @@ import torch
 from check_twins import but_rounding
 from crew import Crew
 from examined import OLDEST, assert_contract_kept, name_probes, record
-from harness import ROOT, run, run_short
+from harness import ROOT, run_short
 from tiers import but, table
 from warm import torchrun_environments
 
+from doctor import command
 from doctor.against.comparison import Comparison
 from doctor.against.first import told
 from doctor.against.runs import run_of
 from doctor.checks import judge
 from doctor.checks.weights import apart, differ
 from doctor.findings import WRONG
+from doctor.job import Job
 from doctor.ranks import Rank, failed, read_ranks
 from doctor.report import LANGUAGES, Report
 from doctor.without import PARTS
@@ -49,19 +52,24 @@ ALIKE = {
     "an epoch without its last batch", "half of a point, by a worker",
     "a restart from the average", "a last batch in unequal parts",
     "a layer that is whole beside parts",
+    "the mean of the ranks' accuracies", "an evaluation that counts twice",
+    "another rate of one group",
 }  # fmt: skip
 ALIKE_ORDERS = {
     "a list cut into shares", "buckets by length", "batches that are arrays",
     "an endless sampler", "no share of batches of its own", "the share of rank 0",
     "a batch that is not divided", "an epoch without its last batch", "no loader that evaluates",
     "numbers that are tensors", "no share of a list", "balanced batches of its own",
-    "a list that the script shuffles",
+    "a list that the script shuffles", "RandomSampler on one process",
+    "an evaluation of the same set", "a resume that skips batches", "no share for each rank",
 }  # fmt: skip
 ALIKE_SAME = {
     "batches that a thread fetches", "accumulated in larger parts, of what is fetched ahead",
     "padded, the longest first", "in a pickle", "an average in the model", "by a worker", "float64",
     "written within a second", "frozen weights", "saved by safetensors",
-    "accumulated in larger parts on one process",
+    "accumulated in larger parts on one process", "from memory", "in a folder",
+    "epochs that a thread fetches one after the other",
+    "an epoch that is fetched before its first step",
 }  # fmt: skip
 
 
@@ -141,7 +149,9 @@ def compared(
         with contextlib.suppress(AssertionError):  # a rank that gloo has aborted at its end
             crew.run(record_compared, *words, world_size=size)
         assert_contract_kept(own / "traces")
-        return read_ranks(own / "traces")
+        ranks = read_ranks(own / "traces")
+        assert ranks, [file.read_text() for file in (own / "traces").glob("*.jsonl")]
+        return ranks
 
     first = ran(texts[0], sizes[0])
     ranks = [first, ran(texts[1], sizes[1], told(first))]
@@ -250,11 +260,11 @@ def test_a_run_that_was_resumed(kind: str, crew: Crew, tmp_path: Path) -> None:
 
 
 WRONG_SCORE = against.KINDS["the accuracy of rank 0's share"][0]
-LACKED = ["printed", "checkpoint", "autocast", "indices", "backward", "collectives", "gradients"]
-LIKE_INDICES = pytest.param("batch", marks=pytest.mark.proof)
+LACKED = ["printed", "checkpoint", "gradients", "step", "rank"]
+ALSO_LACKED = ["autocast", "indices", "batch", "backward", "collectives", "dropout"]
 
 
-@pytest.mark.parametrize("probe", [*LACKED, LIKE_INDICES, "step", "rank", "dropout"])
+@pytest.mark.parametrize("probe", table([*LACKED, *ALSO_LACKED], LACKED))
 def test_a_probe_that_is_missing(probe: str, crew: Crew, tmp_path: Path) -> None:
     """What needs it is not compared, and that is said; a right script is called no other one."""
     comparison = compared(crew, against.BASE, tmp_path, lacks=probe)["en"]
@@ -513,11 +523,20 @@ def test_pages_show_it(wrong: bool, crew: Crew, tmp_path: Path) -> None:
             assert f"```text\n{but_rounding(found.text())}\n```" in shown, page
 
 
-def test_rounding_that_cannot_be_taken_out(tmp_path: Path) -> None:
+def test_rounding_that_cannot_be_taken_out(
+    crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     """One line says which part to leave out."""
     words = ("ddp(points)", "ddp(points) @ torch.eye(4, dtype=torch.float32)")
-    (tmp_path / "script.py").write_text(faults.changed(against.BASE, words))
-    options = ["--without", "all", "--against", one_process("script.py")]
-    result = run([sys.executable, ROOT / "doctor", *options, "true"], tmp_path)
-    assert result.returncode == 2, result.output
-    assert "type --without shuffling,batchnorm,dropout,draws\n" in result.stdout, result.output
+    compared(crew, faults.changed(against.BASE, words), tmp_path, (1, 1), ",".join(PARTS))
+    ranks = read_ranks(tmp_path / "run0/traces")
+
+    def ended(_: object, command: list, job: Job, say: Callable) -> list[Rank]:
+        job.ended = "seconds"
+        return ranks
+
+    monkeypatch.setattr(command, "run", ended)
+    args = Namespace(against="a command", without=",".join(PARTS))
+    command.run_in_folder(args, ["another"], Report("en").say)
+    said = capsys.readouterr().out
+    assert "type --without shuffling,batchnorm,dropout,draws\n" in said, said

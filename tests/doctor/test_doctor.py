@@ -5,6 +5,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -36,6 +37,7 @@ from probes_lost import EVERY
 from slurm import skip_without_slurm
 from tiers import but, table
 from torch.utils.data import BatchSampler, DataLoader
+from warm import torchrun_environments
 
 from doctor import checks
 from doctor.checks.evaluation import counted
@@ -517,10 +519,21 @@ def test_ended_by_a_signal_to_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", table(["--still", "--seconds"], ["--still"]))
 def test_hang(by: str, tmp_path: Path) -> None:
-    """A run that stands still is ended, and judged by where the ranks were."""
+    """A run that stands still is ended, and judged by where the ranks were. By --still it is not
+    waited for as long as users must."""
+    copy = shutil.copytree(ROOT / "doctor", tmp_path / "doctor")
+    sooner = {
+        "recorder/notes.py": ("IDLE = 20 ", "IDLE = 5 "),
+        "ranks.py": ("STILL = 60 ", "STILL = 20 "),
+    }
+    for name, (users, ours) in sooner.items() if by == "--still" else ():
+        source = (copy / name).read_text()
+        assert users in source
+        (copy / name).write_text(source.replace(users, ours))
     text = faults.broken("collective_order").replace("seconds=10", "seconds=600")
     (tmp_path / "script.py").write_text(text)
-    result = run([*TOOL, by, "60", "--lang", "en", *TORCHRUN, "script.py"], tmp_path)
+    words = [by, "20" if by == "--still" else "60", "--lang", "en", *TORCHRUN, "script.py"]
+    result = run([sys.executable, copy, *words], tmp_path)
     assert result.returncode == 1 and "HANG AHEAD  collective_order" in result.stdout, result.output
     lines = text.splitlines()
     for rank, call in enumerate(("barrier", "all_reduce")):
@@ -655,7 +668,8 @@ def test_installed(tmp_path: Path) -> None:
     installed = list(tmp_path.glob("room/lib/*/site-packages/*.dist-info"))
     assert len(installed) == 1, "it needs no package"
     env = {"PATH": f"{tmp_path / 'room/bin'}:{os.environ['PATH']}"}
-    result = run_short(["ddp-doctor", "--lang", "en", *ONE_RANK, faults.RIGHT], tmp_path, env=env)
+    words = ["ddp-doctor", "--lang", "en", sys.executable, faults.RIGHT]
+    result = run_short(words, tmp_path, env=env | torchrun_environments(1)[0])
     assert result.returncode == 0 and "\nNothing found.\n" in result.stdout, result.output
     result = run(["ddp-doctor", "--help"], tmp_path, env=env)
     assert result.stdout.startswith("usage: ddp-doctor [options]"), result.output

@@ -15,6 +15,7 @@ from examined import examined_text
 from harness import ROOT, run
 from probes_lost import COMPARED, EVERY, GOES, NAMES
 
+import doctor.against.comparison  # noqa: F401  what it compares is in FACTS then
 from doctor.findings import CHECKS, FACTS, needs_of
 from doctor.recorder.hooks import attach
 from doctor.recorder.notes import notes

@@ -80,6 +80,10 @@ def run_as_rank(
             gc.collect()
 
 
+def lives(member: ProcessPoolExecutor) -> bool:
+    return not member._broken and all(one.is_alive() for one in member._processes.values())
+
+
 class Crew:
     """Up to `size` processes; use as a context manager."""
 
@@ -110,6 +114,8 @@ class Crew:
         their answers in the order of ranks. A rank that raises, or one that does not answer in
         time, fails the test and ends the crew."""
         assert world_size <= self.size
+        if not all(map(lives, self.members)):
+            self.dismiss()  # gloo has aborted one after its last answer, see GLOO_ABORT
         while len(self.members) < world_size:
             self.members.append(ProcessPoolExecutor(1, CONTEXT, prepare_member))
         server, environments = None, torchrun_environments(world_size)

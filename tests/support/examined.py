@@ -77,13 +77,21 @@ def record(script: str, folder: str, without: str, *argv: str) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            runpy.run_path(script, run_name="__main__")
+            end_loader_workers(runpy.run_path(script, run_name="__main__"))
     except Exception as raised:
         error = raised
     finally:
         figures.figures.drain(wait=True)
         notes.event("exit", error=repr(error), at=error_line(error))
         notes.active = False
+
+
+def end_loader_workers(names: dict[str, object]) -> None:
+    """Of loaders with persistent_workers. Collected with the script's module, such a loader waits
+    five seconds for each: the queue that tells it to end is gone by then."""
+    for loader in names.values():
+        if iterator := getattr(loader, "_iterator", None):
+            iterator._shutdown_workers()
 
 
 def name_probes() -> None:

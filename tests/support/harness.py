@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -73,9 +74,13 @@ def clean_environment() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A TCP port that nobody uses on this machine right now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
+    """A TCP port that nobody uses on this machine right now. It is none of those that Linux gives
+    to whoever asks for any, as gloo does: one of them might be gone before it is bound."""
+    below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(below // 2, below)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Result(subprocess.CompletedProcess):

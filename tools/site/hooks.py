@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urljoin
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.plugins import event_priority
+from mkdocs.plugins import CombinedEvent, event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
@@ -150,6 +150,24 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:
 
 def example(depth: int, repo: str, name: re.Match) -> str:
     return file_address(f"docs/examples/convert/{name[1]}", "", repo.rstrip("/"), depth)
+
+
+# Code, and no heading. To read it and leave it out took the search a fifth of a build.
+UNSEARCHED = re.compile(r"<figure[^>]* data-search-exclude.*?</figure>", re.S)
+
+
+@event_priority(100)  # before the search
+def searched(_: dict, page: Page, **__: object) -> None:
+    page.whole = page.content
+    page.content = UNSEARCHED.sub("", page.content)
+
+
+@event_priority(-100)
+def shown(_: dict, page: Page, **__: object) -> None:
+    page.content = page.whole
+
+
+on_page_context = CombinedEvent(searched, shown)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
