@@ -81,9 +81,7 @@ def test_status_of_a_run_that_lacks_a_probe(tmp_path: Path) -> None:
     gone = "torch.serialization.gone"
     table.write_text(table.read_text().replace("torch.serialization.save", gone))
     (tmp_path / "script.py").write_text(
-        "import torch\nmodel = torch.nn.Linear(1, 1)\n"
-        "optimizer = torch.optim.SGD(model.parameters())\n"
-        "model(torch.ones(1)).backward()\noptimizer.step()\n"
+        "import torch\nlist(torch.utils.data.DataLoader(torch.ones(5, 2)))\n"
     )
     result = run([sys.executable, copy, "--lang", "en", sys.executable, "script.py"], tmp_path)
     assert result.returncode == 3, result.output

@@ -18,10 +18,9 @@ from warm import run_warm
 EXAMPLES = sorted((ROOT / "docs/examples/handbook").glob("*.py"))
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": ""}  # as the pages say
 PAGES = sorted(ROOT.glob("docs/??/handbook/*.md"))
-# What torchrun tells its processes: only torchrun can.
-ASKS_TORCHRUN = "elastic_env"
-# These start torchrun, or Pythons by mp.spawn, again and again, or wait for a timeout: 5 to 15 s.
-ONLY_LAUNCHED = {ASKS_TORCHRUN, "coll_monitored_barrier", "elastic_logs", "elastic_nodes",
+# These start torchrun, or Pythons by mp.spawn, again and again, print what torchrun tells them, or
+# wait for a timeout: 5 to 15 s.
+ONLY_LAUNCHED = {"coll_monitored_barrier", "elastic_env", "elastic_logs", "elastic_nodes",
                  "elastic_resume", "elastic_signals", "group_init_errors", "group_init_methods",
                  "group_new_group_missing", "group_timeout", "hand_processes"}  # fmt: skip
 
@@ -76,7 +75,7 @@ RUNS += [
         really_launched,
         e,
         id=f"{e.stem}-launched",
-        marks=() if e.stem == ASKS_TORCHRUN else pytest.mark.proof,
+        marks=pytest.mark.proof,
     )
     for e in EXAMPLES
 ]

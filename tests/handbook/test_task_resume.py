@@ -74,7 +74,7 @@ KILLS = [
     ("diffusion", 2, 0, "save 2", 3),
     ("diffusion", 1, 0, "step 17", 2),
 ]
-CORE = [KILLS[0], KILLS[4], KILLS[8]]
+CORE = [KILLS[0], KILLS[8]]
 
 
 @pytest.mark.parametrize(("task", "size", "rank", "at", "after"), table(KILLS, CORE))
