@@ -238,8 +238,8 @@ ALIKE = {
     "lora after", "beside a gathered base, averaged", "a mesh of one rank, fully_shard",
     "replicas with other rates", "clipped by a norm of its own", "tied by fully_shard",
     "all in one group", "an early optimizer", "a buffer that is sent", "in two units, copied",
-    "in one unit", "never reduced", "a buffer that is set", "lora after, frozen",
-    "a mesh of two rows", "clipped by hand",
+    "in one unit", "never reduced", "a buffer that is set", "a mesh of two rows",
+    "clipped by hand",
 }  # fmt: skip
 
 
