@@ -119,6 +119,12 @@ REDUCE = "    dist.all_reduce(totals)\n"
 MEAN = "totals[0] / totals[1]"
 OPTIMIZER = 'torch.optim.AdamW([{"params": body}, {"params": head, "lr": 0.02}], lr=0.01)'
 NO_CLIP = (CLIP, "")
+# As a timer around the loader has it, which sees no end of a pass either.
+NO_GRAD = (
+    "    for step, (points, targets, words) in enumerate(loader):\n",
+    "    batches = iter(loader)\n    for step in range(len(loader)):\n"
+    "        with torch.no_grad():\n            points, targets, words = next(batches)\n",
+)
 
 BACKWARD = "        optimizer.zero_grad()\n        loss.backward()\n"
 # A step has four micro-batches, or what is left of them at the end of an epoch.
@@ -280,6 +286,9 @@ KINDS = {
     "no set_epoch on two ranks": (
         ("    sampler.set_epoch(epoch)\n", "    sampler.set_epoch(epoch // world_size)\n"),
         "samples"),
+    "no set_epoch on two ranks, of batches under no_grad": (
+        (*NO_GRAD, "    sampler.set_epoch(epoch)\n",
+         "    sampler.set_epoch(epoch // world_size)\n"), "samples"),
     "another seed of the sampler": (
         ("DistributedSampler(train_set)", "DistributedSampler(train_set, seed=world_size)"),
         "order"),
@@ -465,12 +474,8 @@ KINDS = {
          "len(targets)])\n",
          "len(targets)])\n            print(f'Test: {totals[0] / totals[1]:.4f}')\n"),
         "printed:share"),
-    # As a timer around the loader has it, which knows no end of a pass either.
     "the loss of rank 0, of batches under no_grad": (
-        ("    for step, (points, targets, words) in enumerate(loader):\n",
-         "    batches = iter(loader)\n    for step in range(len(loader)):\n"
-         "        with torch.no_grad():\n            points, targets, words = next(batches)\n",
-         "        scheduler.step()\n",
+        (*NO_GRAD, "        scheduler.step()\n",
          "        scheduler.step()\n        print(f'running loss {loss:.4f}')\n"),
         "printed:share"),
     "the loss of rank 0, of divided layers": (

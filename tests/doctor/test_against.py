@@ -51,7 +51,7 @@ ALIKE = {
     "an average, moved by a shell", "the loss of rank 0, and that of all for a log",
     "an epoch without its last batch", "half of a point, by a worker",
     "a restart from the average", "a last batch in unequal parts",
-    "a layer that is whole beside parts",
+    "a layer that is whole beside parts", "no set_epoch on two ranks",
     "the mean of the ranks' accuracies", "an evaluation that counts twice",
     "another rate of one group",
 }  # fmt: skip

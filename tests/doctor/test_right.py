@@ -198,6 +198,11 @@ VARIANTS = {
         "            nn.functional.cross", "            mine = torch.empty_like(inputs)\n"
         "            dist.all_to_all_single(mine, inputs)\n            nn.functional.cross",
     ),
+    # All ranks have all stages, and each optimizer one of them.
+    "stages_of_one_model": (
+        "pipeline_by_hand", "    stages = (\n", "    stages = nn.ModuleList((\n",
+        "nn.Linear(HIDDEN, 3)),\n    )\n", "nn.Linear(HIDDEN, 3)),\n    ))\n",
+    ),
     # The same ZeRO by whole tensors, under DDP, each sent by the rank that has stepped it.
     "zero_by_tensors": ("zero_by_hand", *BY_TENSORS),
     # Nobody sends one of them; or a rank keeps its share to itself.
