@@ -537,7 +537,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "        if self.spread:\n", "        if False:\n"),
     ],
     f"{DIVIDED}[tied-again]": [
-        ("what is tied again is one", 1, " if len({id(tensor_at(place)) for place in tie}) > 1", ""),
+        ("what is tied again is one", 1,
+         " if len({id(tensor_at(place)) for place in tie}) > 1", ""),
     ],
     f"{DIVIDED}[clipped-by-value]": [
         ("what is clipped by value was not multiplied by one number", 1,
