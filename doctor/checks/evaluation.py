@@ -82,8 +82,8 @@ def check_coverage(
             counts.update(part)
         parts.update((one.loader["subset"], one.loader["length"]) for one in passes)
 
-    # The name "" is no Subset: any other is a part of it.
-    size = parts.get("") or sum(parts.values())
+    # The name "" is no Subset: any other is a part of it, and parts may be filled up.
+    size = parts.get("") or min(sum(parts.values()), loaders[0]["root"])
     twice = sum(counts.values()) - len(counts)
     missing = size - len(counts)
     at = loaders[0]["at"]

@@ -3,6 +3,7 @@ right programs that look like them."""
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,6 +162,7 @@ PARTS = (
 )
 BY_HAND = "        for p in model.parameters():\n            p.grad *= min(1, 0.1 / norm.item())\n"
 SUMMED = "        norm = norm.square()\n        dist.all_reduce(norm)\n        norm = norm.sqrt()\n"
+ODD = ("(16, 8)))\nsampler", "(15, 8)))\nsampler")
 PER_STEP = (
     BACKWARD + STEP + "        optimizer.zero_grad()\n",
     "        model.set_requires_gradient_sync(n % 2 == 1)\n"
@@ -205,6 +207,18 @@ PROGRAMS = {
     "a score of each rank's own": (
         ("    dist.all_reduce(totals)\n", "    print(totals[0] / totals[1])\n"),
         "wrong_evaluation:share", ""),
+    "shares that are filled up": (
+        (*ODD, "range(rank, len(val_set), world_size)", "list(DistributedSampler(val_set))"),
+        "wrong_evaluation", ""),
+    "shares of which what is filled up does not count": (
+        (*ODD, "range(rank, len(val_set), world_size)", "list(DistributedSampler(val_set))",
+         "    totals = torch.zeros(2)\n",
+         "    totals, left = torch.zeros(2), len(range(rank, len(val_set), world_size))\n",
+         "            totals += ", "            tokens = tokens[:left]\n"
+         "            left -= len(tokens)\n            totals += "), "", ""),
+    "all of it, by each rank": (
+        ("range(rank, len(val_set), world_size)", "range(len(val_set))"),
+        "wrong_evaluation:everyone", ""),
     "clipped by value": (
         (STEP, "        nn.utils.clip_grad_value_(model.parameters(), 0.002)\n" + STEP), "", ""),
     "clipped by hand": ((STEP, PARTS + SUMMED + BY_HAND + STEP), "", ""),
@@ -240,6 +254,7 @@ ALIKE = {
     "all in one group", "an early optimizer", "a buffer that is sent", "in two units, copied",
     "in one unit", "never reduced", "a buffer that is set", "a mesh of two rows",
     "clipped by hand",
+    "all of it, by each rank", "shares of which what is filled up does not count",
 }  # fmt: skip
 
 
@@ -262,6 +277,9 @@ def test_divided(what: str, crew: Crew, tmp_path: Path) -> None:
     # Of what nobody has set, it is chance whether ranks have the same.
     rest = {"drifting_weights:buffers"} if finding == "half_loaded" else set()
     assert set(names[1:]) <= rest, report.findings
+    # Alone, or in fewer batches, a rank would wait for the others for ever.
+    evaluates = r"evaluate on rank 0|Evaluate range\("
+    assert not any(re.search(evaluates, found.advice) for found in report.findings)
     assert not unchecked or report.not_checked.keys() == set(unchecked.split())
 
 
