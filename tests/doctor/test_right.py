@@ -378,7 +378,7 @@ def test_is_named(name: str, crew: Crew, tmp_path: Path) -> None:
 # What is true of right programs whose ranks all have one seed: nothing, where no name is given.
 OF_ONE_SEED = {
     **dict.fromkeys(["accumulation", "momentum_queue", "normalizer"], "equal_randomness"),
-    **dict.fromkeys(["simclr", "teacher_and_center", "two_loaders"], "equal_randomness"),
+    **dict.fromkeys(["gan", "simclr", "teacher_and_center", "two_loaders"], "equal_randomness"),
     "expert_parallel": "no_averaging",
     "grpo": "same_samples",
     "own_rollouts": "same_samples",
