@@ -12,7 +12,7 @@ from statistics import mode
 from ..before import METADATA
 from ..checks.data import most_padding
 from ..checks.teams import Teams
-from ..checks.weights import apart, differ
+from ..checks.weights import apart, differ, divided_by_hand
 from ..printed import BAR, EARLY, NUMBER, results, unit
 from ..ranks import Pass, Rank
 
@@ -28,6 +28,7 @@ class Run:
     together: bool  # ranks work on one sample, and nobody knows which are those of a step
     exchange: bool  # ranks tell each other something of their samples in each step
     sharded: bool
+    shared_out: bool = False  # the optimizer of each rank has tensors of its own
     names: dict[int, list] = field(default_factory=dict)  # optimizer (0: none) -> [name, its group]
     options: dict[int, list] = field(default_factory=dict)  # optimizer -> settings of each group
     parts: dict[int, list] = field(default_factory=dict)  # optimizer -> how many each tensor is in
@@ -115,8 +116,10 @@ class Run:
 
     def figures(self, what: str, n: int, step: int) -> dict[str, tuple]:
         """Name of a tensor -> its norm and its sample; of parts, the norm of all ranks together."""
-        ranks = self.everyone if self.sharded else [self.first]
+        shared = self.shared_out and what != "fixed"
+        ranks = self.everyone if self.sharded or shared else [self.first]
         values = [rank.figures[what].get(self.begun + n, []) for rank in ranks]
+        values = [sum(values, [])] if shared else values
         if what == "unclipped" and not any(values):
             return self.figures("gradients", n, step)
         number = 0 if what == "fixed" else self.optimizer(step)
@@ -144,10 +147,13 @@ def run_of(label: str, ranks: list[Rank]) -> Run:
         run.team = len(share[0])
         run.together = not all(map(same_samples, share))
         run.ranks = run.ranks if run.together else [team[0] for team in share]
-    for event in ranks[0].events["optimizer"] + ranks[0].events["fixed"]:
+    run.shared_out = divided_by_hand(ranks)
+    known = ranks if run.shared_out else ranks[:1]
+    events = [event for rank in known for event in rank.events["optimizer"]]
+    for event in events + ranks[0].events["fixed"]:
         number = event.get("number", 0)
-        run.names[number], run.parts[number] = event["names"], event["parts"]
-        run.shapes[number] = event["shapes"]
+        for name in ("names", "parts", "shapes"):
+            getattr(run, name).setdefault(number, []).extend(event[name])
         run.pending |= set(event.get("pending", ()))
         if number:
             run.options[number] = event["options"]
@@ -383,7 +389,9 @@ def of_own_share(run: Run, line: dict, numbers: list[tuple[str, str]]) -> bool:
     elif any(one.place == line["place"] and id(one) not in trained for one in begun):
         words = r"train\w*\W*(loss\w*|acc\w*)?\W*$"
         return all(re.search(words, before) for before, _ in numbers)
-    called = [e for e in rank.own_calls() if e["size"] and e["row"] <= line["row"]]
+    # A broadcast tells what one rank has, as the weights of a ZeRO of one's own.
+    called = [e for e in rank.own_calls() if e["size"] and e["kind"] != "broadcast"]
+    called = [event for event in called if event["row"] <= line["row"]]
     if not any(event["row"] >= since for event in called):
         return True
     own = told_by(rank, called, latest.begun() if latest else 0)

@@ -18,6 +18,7 @@ from check_twins import but_rounding
 from crew import Crew
 from examined import OLDEST, assert_contract_kept, name_probes, record
 from harness import ROOT, run_short
+from test_right import BY_TENSORS
 from tiers import but, table
 from warm import torchrun_environments
 
@@ -423,7 +424,12 @@ def test_words_under_fsdp(kind: str, crew: Crew, tmp_path: Path) -> None:
         assert first.advice == comparison.report.words[f"against:{name}:fsdp"][1]
 
 
-SHARED = (Path(__file__).parent / "right/tensor_parallel_by_hand.py").read_text()
+FOLDER = Path(__file__).parent / "right"
+SHARED = (FOLDER / "tensor_parallel_by_hand.py").read_text()
+# ZeRO of one's own: the optimizer of each rank has some tensors.
+BY_TENSORS = (*BY_TENSORS, "batch_size=9", "batch_size=18 // dist.get_world_size()")
+ZERO = faults.changed((FOLDER / "zero_by_hand.py").read_text(), BY_TENSORS)
+NOT_AVERAGED = "shares of the optimizer, and nothing is averaged"
 TEAMS = {
     "a part of each layer": (against.TENSORS, (), [], "8 of 8 steps"),
     "added up twice": (
@@ -436,11 +442,17 @@ TEAMS = {
         SHARED, against.BY_HAND, ["numbers:parts", "gradients:team"], "2 times as large in B"),
     "by hand, averaged": (
         SHARED, against.AVERAGED, ["numbers:parts", "gradients:team"], "0.5 times as large in B"),
+    "shares of the optimizer": (ZERO, (), ["printed:share"], "first weights: 4 tensors"),
+    NOT_AVERAGED: (
+        ZERO, ("(model(inputs)", "(getattr(model, 'module', model)(inputs)"),
+        ["gradients:loss", "printed:known"], "in 4 of 4 tensors"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "kind", but(TEAMS, ["by hand, added up twice", "by hand, averaged"]), ids=hyphens
+    "kind",
+    but(TEAMS, ["by hand, added up twice", "by hand, averaged", NOT_AVERAGED]),
+    ids=hyphens,
 )
 def test_ranks_that_share_samples(kind: str, crew: Crew, tmp_path: Path) -> None:
     """What each rank has as a whole is compared, and the norm of what DTensor has divided."""
