@@ -15,6 +15,7 @@ from harness import ROOT, run
 pytest.importorskip("playwright", reason="needs requirements-dev.txt")
 pytest.importorskip("mkdocs", reason="needs requirements-dev.txt")
 from playwright.sync_api import Browser, Page, Route
+from tiers import table
 
 pytestmark = pytest.mark.xdist_group("site")
 
@@ -359,7 +360,10 @@ def test_doctor_to_download(site: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("home", "query", "found"),
-    [("index.html", "显存不够", "#oom"), ("en/index.html", "deadlock", "#hang")],
+    table(
+        [("index.html", "显存不够", "#oom"), ("en/index.html", "deadlock", "#hang")],
+        [("en/index.html", "deadlock", "#hang")],
+    ),
 )
 def test_from_disk(chromium: Browser, carried: Path, home: str, query: str, found: str) -> None:
     """The first link, the other language and the search lead to files, and ask nobody else."""

@@ -14,6 +14,8 @@ import pytest
 from harness import ROOT, SESSION, finish, kill_all, marked, run, start
 from warm import run_warm
 
+# Groups begin first. As the last tests of all, these had one worker wait for half a minute, alone.
+pytestmark = pytest.mark.xdist_group("gpu_check")
 TOOL = ROOT / "tools/gpu_check.py"
 
 
