@@ -639,7 +639,10 @@ def test_log_on_a_full_disk(crew: Crew, chapter: str, tmp_path: Path) -> None:
 
 # What stands below our line: torchrun's frame, or nothing that speaks of something else.
 LAST = {HUB: r"\n  SystemExit: (error: [^\n]+)\n\s*\n=+\s*$"}
-LAST |= {SLURM: r"(error: [^\n]+)(\nsrun: [^\n]+)*\s*$"}
+# The other rank notes the SIGTERM by which srun ends it. If that interrupts its wait for this one,
+# torch reports the wait, with its frames.
+OTHERS = r"srun|slurmstepd|\[W\d|Exception raised|frame #|<omitting"
+LAST |= {SLURM: rf"(error: [^\n]+)(\n+({OTHERS})[^\n]*)*\s*$"}
 LAST |= {SPAWNS: r"(error: [^\n]+)\n([^\n]*Terminating[^\n]*\n)?error: process \d [^\n]+above\s*$"}
 
 
