@@ -536,6 +536,15 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the whole model is looked at, where an optimizer has a share", 1,
          "        if self.spread:\n", "        if False:\n"),
     ],
+    f"{AGAINST}::test_ranks_that_share_samples[shares-of-the-optimizer]": [
+        ("shares of an optimizer are put together", 1,
+         "run.shared_out = divided_by_hand(ranks)", "run.shared_out = False"),
+        ("a broadcast tells what one rank has", 1, ' and e["kind"] != "broadcast"]', "]"),
+    ],
+    f"{DIVIDED}[shares-that-are-filled-up]": [
+        ("parts of a set may be filled up", 1,
+         'min(sum(parts.values()), loaders[0]["root"])', "sum(parts.values())"),
+    ],
     f"{DIVIDED}[tied-again]": [
         ("what is tied again is one", 1,
          " if len({id(tensor_at(place)) for place in tie}) > 1", ""),
