@@ -210,6 +210,11 @@ PROGRAMS = {
     "shares that are filled up": (
         (*ODD, "range(rank, len(val_set), world_size)", "list(DistributedSampler(val_set))"),
         "wrong_evaluation", ""),
+    "shares that are filled up, and gathered": (
+        (*ODD, "range(rank, len(val_set), world_size)", "list(DistributedSampler(val_set))",
+         "    dist.all_reduce(totals)\n",
+         "    parts = [torch.zeros(2) for _ in range(world_size)]\n"
+         "    dist.all_gather(parts, totals)\n"), "wrong_evaluation:gathered", ""),
     "shares of which what is filled up does not count": (
         (*ODD, "range(rank, len(val_set), world_size)", "list(DistributedSampler(val_set))",
          "    totals = torch.zeros(2)\n",
@@ -255,6 +260,7 @@ ALIKE = {
     "in one unit", "never reduced", "a buffer that is set", "a mesh of two rows",
     "clipped by hand",
     "all of it, by each rank", "shares of which what is filled up does not count",
+    "shares that are filled up, and gathered",
 }  # fmt: skip
 
 
@@ -278,7 +284,7 @@ def test_divided(what: str, crew: Crew, tmp_path: Path) -> None:
     rest = {"drifting_weights:buffers"} if finding == "half_loaded" else set()
     assert set(names[1:]) <= rest, report.findings
     # Alone, or in fewer batches, a rank would wait for the others for ever.
-    evaluates = r"evaluate on rank 0|Evaluate range\("
+    evaluates = r"evaluate on rank 0|[Ee]valuate range\("
     assert not any(re.search(evaluates, found.advice) for found in report.findings)
     assert not unchecked or report.not_checked.keys() == set(unchecked.split())
 
