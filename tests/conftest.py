@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from crew import Crew
 from fault_table import fault_table  # noqa: F401
 from harness import FSDP, HOROVOD, TOOLS, left_behind, run
@@ -39,6 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A chapter whose library is not here is skipped, in every table of chapters; and so is 08
     where torch has no fully_shard for CPUs."""
+    import torch  # not above, see harness.py
+
     take_part(config, items)
     too_old = torch.__version__ < torch.torch_version.TorchVersion("2.7")
     if too_old and not torch.cuda.is_available():

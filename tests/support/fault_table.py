@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from datetime import date
 
 import pytest
-import torch
 from harness import ROOT
 
 HEAD = """\
@@ -38,6 +37,8 @@ class FaultTable(list):
 
 @pytest.fixture(scope="session")
 def fault_table(request: pytest.FixtureRequest) -> Iterator[FaultTable]:
+    import torch
+
     rows = FaultTable()
     yield rows
     if request.config.getoption("--write-faults") and not request.session.testsfailed:

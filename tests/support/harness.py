@@ -17,8 +17,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "tools"
 # Every chapter that exists, in order; a missing one is found by test_static.py.
@@ -58,6 +56,8 @@ TINY = ["--arch", "shufflenet_v2_x0_5", "--image-size", "32", "--batch-size", "8
 
 def default_processes() -> int:
     """Ranks of a smoke test: 2 on CPUs (gloo), else one on every GPU (nccl)."""
+    import torch  # not above: the controller of pytest-xdist needs none
+
     return torch.cuda.device_count() or 2
 
 
@@ -241,11 +241,15 @@ def rows(run_dir: Path, event: str, name: str = "metrics.jsonl") -> list[dict[st
 
 def load_state(path: Path) -> dict[str, Any]:
     """A checkpoint, loaded as strictly as the chapters do."""
+    import torch
+
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def assert_same(a: Any, b: Any, at: str = "checkpoint") -> None:
     """Two nested structures are equal, tensors bit for bit."""
+    import torch
+
     if isinstance(a, dict):
         assert a.keys() == b.keys(), f"{at}: {a.keys() ^ b.keys()}"
         for key in a:

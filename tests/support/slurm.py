@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 from harness import PATIENCE, TOOLS, Result, free_port, run
 
 MINI_SLURM = TOOLS / "mini_slurm.sh"
@@ -83,6 +82,8 @@ def mini_slurm(netns: bool = False) -> Iterator[MiniSlurm]:
 def shared_cluster() -> MiniSlurm | None:
     """One for all tests of a session that only want to launch; None where there can be none, and
     on a machine with GPUs, of which it would know nothing."""
+    import torch
+
     if not slurm_is_here() or torch.cuda.is_available():
         return None
     context = mini_slurm()
