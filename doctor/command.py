@@ -52,6 +52,7 @@ from .ranks import STILL, Rank, failed, read_ranks, read_stack
 from .report import LANGUAGES, Report, explain, last_line, listed, own_call, short
 from .speed.interval import FEWEST
 from .speed.numbers import Speed
+from .speed.rent import Rent
 from .speed.said import compared, lines_of
 from .speed.trial import LEAST, PATIENCE, Trial
 from .without import PARTS
@@ -360,7 +361,7 @@ def compare_speed(args: argparse.Namespace, report: Report) -> int:
     runs = [measure(args, command, report) for command in (args.against, args.command) if command]
     if args.against:
         print("\n" + compared(*runs, report))
-    write_json(args, [speed.json() for speed in runs])
+    write_json(args, [speed.json() | Rent(speed).json() for speed in runs])
     return 0 if all(speed.decided for speed in runs) else 3
 
 

@@ -41,8 +41,9 @@ class Speed:
         self.step = median([each[0]["seconds"] / each[0]["steps"] for each in plain] or [0.0])
         self.bytes = median([each[0]["bytes"] / each[0]["steps"] for each in plain] or [0.0])
         self.calls = max((r["collectives"] / r["steps"] for each in plain for r in each), default=0)
-        self.passes = max((row["passes"] for each in rows for row in each), default=0)
-        self.outside, self.spells = self.outside_of(rows)
+        timed = [each for each in rows if each[0]["kind"] != "input"]  # without it they begin early
+        self.passes = max((row["passes"] for each in timed for row in each), default=0)
+        self.outside, self.spells, self.between = self.outside_of(rows)
         self.all_the_time = self.step + sum(self.outside.values())  # seconds for a step
         self.known: dict[str, Three] = {}
 
@@ -88,6 +89,13 @@ class Speed:
                 found.append(math.log(self.together(kind, each)) - as_it_is)
         return found
 
+    def factor(self, part: str) -> Three:
+        """How many times as fast steps are without it."""
+        if part not in self.known:
+            timed = {"calls": self.waits, "loop": self.loop}
+            self.known[part] = interval(timed[part]() if part in timed else self.without(part))
+        return self.known[part]
+
     def gain(self, part: str) -> Three:
         """How many times as fast training is without it: at least, likely, at most. What is outside
         of steps stays as it is."""
@@ -95,12 +103,8 @@ class Speed:
             gains = [self.step and 1 + seconds / self.step for seconds in self.spells]
             few = len(gains) < FEWEST
             return (min(gains), mean(gains), max(gains)) if few else interval(map(math.log, gains))
-        if part not in self.known:
-            timed = {"calls": self.waits, "loop": self.loop}
-            steps = interval(timed[part]() if part in timed else self.without(part))
-            rest = [self.all_the_time + self.step * (1 / max(one, 1e-9) - 1) for one in steps]
-            self.known[part] = tuple(self.all_the_time / max(one, 1e-9) for one in rest)
-        return self.known[part]
+        steps = [self.step / max(one, 1e-9) - self.step for one in self.factor(part)]
+        return tuple(self.all_the_time / max(self.all_the_time + one, 1e-9) for one in steps)
 
     def clear(self, part: str) -> bool | None:
         """Whether it costs something; None: the windows differ too much to tell, or are too few."""
@@ -127,10 +131,11 @@ class Speed:
             found += [-math.log(max(0.01, 1 - min(loops) / seconds))] if loops else []
         return found
 
-    def outside_of(self, rows: list[tuple]) -> tuple[dict[str, float], list[float]]:
+    def outside_of(self, rows: list[tuple]) -> tuple[dict[str, float], list[float], dict]:
         """Of the rank with most, seconds for a step that lie outside of steps: by what they are,
-        and of each window that saw a pass over the data begin. Without input that is too early."""
-        found = [({}, [0.0])]
+        and of each window that saw a pass over the data begin. Without input that is too early.
+        And those of them that lie between two passes."""
+        found = [({}, [0.0], {})]
         for own in zip(*rows, strict=True):
             own = [row for row in own if row["kind"] != "input"]
             sums = {name: Counter() for name in ("within", "between", "counts")}
@@ -141,14 +146,15 @@ class Speed:
                 sums["counts"].update({name: row[name] for name in names})
             made, steps, batches, passes, passed = sums["counts"].values()
             parts = Counter({what: seconds / made for what, seconds in sums["within"].items()})
-            spells = [always := sum(parts.values())]
+            spells, between = [always := sum(parts.values())], {}
             if passed:
                 long = passed / max(1, batches / max(1, steps)) / passes  # steps of a pass
-                parts.update({k: v / passes / long for k, v in sums["between"].items()})
+                between = {k: v / passes / long for k, v in sums["between"].items()}
+                parts.update(between)
                 began = [row for row in own if row["passes"]]
                 each = [sum(row["between"].values()) / row["passes"] for row in began]
                 spells = [always + seconds / long for seconds in each]
-            found.append((dict(parts), spells))
+            found.append((dict(parts), spells, between))
         return max(found, key=lambda one: sum(one[0].values()))
 
     def lengths(self) -> float:

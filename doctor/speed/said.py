@@ -1,12 +1,13 @@
 """What is printed of the numbers."""
 
+import math
 from statistics import median
 
 from ..report import Report
 from .interval import FEWEST, Three
 from .numbers import Speed
+from .rent import Rent
 
-SLOWEST = 0.05  # GB a second: what takes longer is no link
 UNLIKE = 1.1  # numbers on the rank with most, by their mean
 
 
@@ -27,7 +28,8 @@ def lines_of(speed: Speed, report: Report, wanted: int = 0) -> tuple[list[str], 
     """The table and the sentences; and whether all of them could be decided. wanted: the steps
     that a rank makes in the fewest rounds."""
     sentences, decided = said_of(speed, report, wanted)
-    return [*table(speed, report), "", *sentences], decided
+    more = more_of(Rent(speed), report)
+    return [*table(speed, report), "", *sentences, *([""] * bool(more)), *more], decided
 
 
 def table(speed: Speed, report: Report) -> list[str]:
@@ -92,7 +94,8 @@ def said_of(speed: Speed, report: Report, wanted: int) -> tuple[list[str], bool]
         kind = "costs"
         if part == "communication":
             values |= link(speed)
-            if float(values["rate"]) < SLOWEST:
+            alone = Rent(speed).alone()
+            if alone is not None and lost(speed, part) > 2 * alone:
                 kind = "lengths" if speed.lengths() >= UNLIKE else "waits"
         if part == "outside":
             values["what"] = report.say(f"speed_less_{max(speed.outside, key=speed.outside.get)}")
@@ -129,14 +132,46 @@ def said_of(speed: Speed, report: Report, wanted: int) -> tuple[list[str], bool]
 def link(speed: Speed) -> dict:
     """What communication costs in a step, and by arithmetic what would help."""
     each, cost = speed.all_the_time, lost(speed, "communication")
+    alone = max(1e-9, cost if (alone := Rent(speed).alone()) is None else alone)
     sent = 2 * (speed.world - 1) / speed.world * speed.bytes
     return {
+        "alone": number(1000 * alone),
         "times": f"{speed.lengths():.3g}",
         "size": number(speed.bytes / 1e6),
-        "rate": f"{sent / cost / 1e9:.2g}",
+        "rate": f"{sent / alone / 1e9:.2g}",
         "four": f"{4 * each / (4 * (each - cost) + cost):.2g}",
         "half": f"{each / (each - cost / 2):.2g}",
     }
+
+
+def more_of(rent: Rent, report: Report) -> list[str]:
+    """What more ranks would bring, on links that have a name, and on the one that there is."""
+    if not rent.told():
+        return []
+    say, speed, many = report.say, rent.speed, rent.more[:2][-1]
+    lines = [say("speed_more", ranks=speed.world, many=many, times=f"{many / speed.world:.3g}")]
+    heads = [f"N = {gpus}" for gpus in rent.more]
+    lines.append("  " + "".join(f"{head:<12}" for head in heads) + say("speed_pays", many=many))
+    rows = {}  # links that are as good as one another share one
+    for name, (least, most, _) in rent.links.items():
+        cells = ["{}–{}".format(*map(number, rent.times(gpus, name))) for gpus in rent.more]
+        pays = rent.pays(many, name)
+        batch = math.ceil((pays or 0) * rent.batch - 1e-9)
+        cells.append("–" if pays is None else f"{'≤ ' * (pays == 1)}{batch:,}")
+        shown = say("speed_name_own") if name == "own" else name
+        shown += f" ({number(least)}–{number(most)} GB/s)"
+        rows.setdefault("".join(f"{cell:<12}" for cell in cells), []).append(shown)
+    lines += [f"  {cells}{', '.join(names)}" for cells, names in rows.items()]
+    wanted = many * median(speed.own(0, "input" if "input" in speed.taken else "plain"))
+    if found := rent.pulled():
+        alone = "–".join(dict.fromkeys(map(number, found)))
+        values = {"many": many, "wanted": number(wanted), "each": number(wanted / many)}
+        values |= {"alone": alone, "workers": rent.one["workers"]}
+        lines.append(
+            "  -> " + say("speed_more_input", cpus=speed.cpus, ranks=speed.world, **values)
+        )
+    lines.append(say("speed_more_cpu" if rent.one["device"] == "cpu" else "speed_more_unknown"))
+    return lines
 
 
 def compared(one: Speed, two: Speed, report: Report) -> str:

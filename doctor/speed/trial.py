@@ -10,11 +10,14 @@ from ..job import Job
 from . import KINDS, PLAN, SPEED, WARM
 from .interval import FEWEST
 from .numbers import Speed, taken_of
+from .rent import MIB
 
 SECONDS = 1.0  # of a window, as the training is
 ROUNDS = 24  # at most
 LONGEST = 180  # seconds, after which FEWEST rounds are enough
 LEAST, MOST = 2, 300  # steps of a window
+ALONE = 3  # seconds of steps, as long as a loader is timed alone
+SENT = 64 * MIB  # of the gradients, at most, in an all-reduce that is timed alone
 PATIENCE = 100  # seconds that the other ranks may be late
 
 
@@ -86,7 +89,7 @@ class Trial(Job):
     def steps(self, rounds: int) -> int:
         """How many of them a rank makes for so many rounds."""
         each = sum(self.plan["settle"][kind] + self.plan["steps"] for kind in self.plan["kinds"])
-        return WARM + rounds * each
+        return WARM + rounds * each + sum(self.plan["pull"]) // self.plan["each"]
 
     def enough(self, late: bool) -> bool:
         rounds = min(map(len, self.windows.values())) // len(self.plan["kinds"])
@@ -106,5 +109,24 @@ def planned(ready: list[dict]) -> dict:
     kinds = [KINDS[0], *taken_of(ready[0])]
     # Without input the queue has filled, and without communication it may be emptied faster.
     waste = {"plain": 0 if kinds[-1] == "communication" else queued, "communication": queued}
+    alone = ready[0]["world"] == 1 or kinds[-1] == "communication"  # or nobody is in between
+    pieces = pieces_of(ready[0]["gradients"]) if alone else []
+    steps = -(-steps // turn) * turn
+    drains = bool(pieces) and ready[0]["loaders"] == 1  # a queue that has filled is taken away
+    if drains:
+        waste = {"input": max(0, queued - steps)}
     settle = {kind: 1 + waste.get(kind, 0) for kind in kinds}
-    return {"kinds": kinds, "settle": settle, "steps": -(-steps // turn) * turn, "rounds": ROUNDS}
+    plan = {"kinds": kinds, "settle": settle, "steps": steps, "rounds": ROUNDS, "pieces": pieces}
+    plan |= {"seconds": seconds, "each": (each := ready[0]["each"]), "queued": queued * each}
+    turns = min(8, max(1, int(ALONE / (seconds or ALONE) / turn)))
+    return plan | {"drains": drains, "pull": (drains * queued * each, drains * turns * turn * each)}
+
+
+def pieces_of(buckets: list) -> list[int]:
+    """Bytes of the all-reduces that stand for those of DDP: the same on all ranks."""
+    pieces, left = [], SENT
+    for size, _ in buckets:
+        while size >= 4 and left >= 4:
+            pieces.append(min(size, left, 25 * MIB) // 4 * 4)
+            size, left = size - pieces[-1], left - pieces[-1]
+    return pieces

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from statistics import median
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch.optim.optimizer import (
@@ -34,6 +34,7 @@ from ..recorder.hooks import Probe, hook
 from ..recorder.notes import FOLDER, notes, place
 from . import KINDS, PLAN, WARM
 from .batches import KEPT, Batches, size_of
+from .rent import buckets_of
 
 PATIENCE = 120  # seconds that a rank waits for the plan
 # Of the steps of a window that are timed; bytes are those that DDP averages, collectives those of
@@ -64,6 +65,11 @@ class Windows:
         self.handed = None  # when a batch was, until a forward pass begins
         self.loop = None  # seconds of this step that went by between the two
         self.work = 0  # numbers in the batches of this step
+        self.weights, self.hooks = {}, []  # of a weight's id its bytes, and its device
+        self.came = [{}]  # of each of the first steps, by id when gradients were there
+        self.now = None  # a reference to the pass over the first loader
+        self.tries = 3  # to time it alone, as a pass may have too few batches left
+        self.extra = 0  # batches that the next window has before it is measured
         self.open_window()
 
     def open_window(self) -> None:
@@ -78,6 +84,11 @@ class Windows:
     def before_step(self, optimizer: object, *_: object) -> None:
         rates = []
         for group in optimizer.param_groups:
+            for weight in group["params"] if self.plan is None else ():
+                if weight.requires_grad and id(weight) not in self.weights:
+                    size = weight.numel() * weight.element_size()
+                    self.weights[id(weight)] = size, weight.device
+                    self.hooks.append(weight.register_post_accumulate_grad_hook(self.note_gradient))
             rate = group.get("lr")
             if rate is not None:
                 rates.append((group, deepcopy(rate)))
@@ -109,6 +120,7 @@ class Windows:
         self.loop = self.handed = None
         self.work = 0
         if self.plan is None:
+            self.came.append({})
             self.warm()
         elif self.plan:
             self.turn()
@@ -127,6 +139,8 @@ class Windows:
         ready = {"rank": rank, "world": world, "cpus": list(os.sched_getaffinity(0)), "each": each}
         ready |= {"seconds": self.measured["seconds"] / steps, "ends": any(map(length_of, loaders))}
         ready |= {"queued": max(queued, default=0) // each, "ddp": len(self.wrapped)}
+        ready |= self.gradients()
+        ready |= {"loaders": len(loaders), "device": params[0].device.type}
         workers = max((one.num_workers for one in loaders), default=-1)
         notes.event("ready", sharded=sharded, workers=workers, **ready)
         for one in outermost(set(map(id, params))):
@@ -138,13 +152,20 @@ class Windows:
     def turn(self) -> None:
         """The end of a step: of what does the next one belong to?"""
         self.made += 1
-        settle = self.plan["settle"][self.kind]
+        settle = self.plan["settle"][self.kind] + -(-self.extra // self.plan["each"])
         if self.made < settle + self.plan["steps"]:
             if self.made >= settle and self.since is None:
                 self.go_on()
             return
         self.pause()
         row = {name: self.measured[name] for name in COUNTED} | {"made": self.made}
+        self.extra = 0
+        if self.kind == KINDS[0] and self.plan["pieces"]:  # what follows uses no queue of a loader
+            row |= self.exchange() if self.wrapped and place()[1] > 1 else {}
+            row["pulled"] = self.pull() if self.tries and self.plan["drains"] else None
+            self.tries = 0 if row["pulled"] is not None else max(0, self.tries - 1)
+        if self.kind == "input" and self.plan["drains"]:
+            self.drain()
         row |= {"within": self.within, "between": self.between, "passes": self.passes}
         row |= {"passed": self.passed, "loop": median(self.loops) if self.loops else None}
         row["works"] = self.works if len(set(self.works)) > 1 and self.kind == KINDS[0] else []
@@ -170,9 +191,7 @@ class Windows:
             return
         wait_for_device()
         self.part["seconds"] = time.perf_counter() - self.since
-        self.part["waited"] = sum(
-            b - a if isinstance(a, float) else a.elapsed_time(b) / 1000 for a, b in self.stamps
-        )
+        self.part["waited"] = sum(seconds_between(a, b) for a, b in self.stamps)
         if self.part["steps"]:
             self.measured.update(self.part)
         self.since = None
@@ -184,6 +203,95 @@ class Windows:
             if self.what != "steps":
                 self.spent[self.what] += now - self.at
             self.what, self.at = what, now
+
+    # ---- what more GPUs would need ----
+
+    def note_gradient(self, weight: torch.Tensor) -> None:
+        before = self.came[-1].pop(id(weight), [])  # of batches that are accumulated
+        self.came[-1][id(weight)] = [*before, stamp()]
+
+    def gradients(self) -> dict:
+        """Of DDP's buckets, in the order in which they fill, their bytes, and the seconds that they
+        are full before the last one; and how many backward passes a step has."""
+        for one in self.hooks:
+            one.remove()
+        early, backwards = {}, [0]
+        for came in self.came[-4:-1]:
+            last = list(came.values())[-1:]
+            for weight, when in came.items():
+                early.setdefault(weight, []).append(seconds_between(when[-1], last[0][-1]))
+                backwards.append(len(when))
+        known = [(self.weights[weight][0], median(times)) for weight, times in early.items()]
+        self.came = [{}]
+        buckets = buckets_of(sorted(known, key=lambda one: -one[1]))
+        return {"gradients": buckets, "backwards": max(backwards)}
+
+    def all_reduce(self, *sizes: int) -> float:
+        """Seconds that it takes with nothing beside it, for so many bytes."""
+        *_, (_, device) = self.weights.values()
+        tensor = torch.zeros(max(sizes) // 4, device=device)
+        wait_for_device()
+        begin = time.perf_counter()
+        for size in sizes:
+            torch.distributed.all_reduce(tensor[: size // 4], group=self.group())
+        wait_for_device()
+        return time.perf_counter() - begin
+
+    def group(self) -> object:
+        """DDP's own, whose backend knows where the weights are."""
+        return next(iter(self.wrapped)).process_group
+
+    def exchange(self) -> dict:
+        self.all_reduce(4)  # all ranks are here then
+        pieces = self.plan["pieces"]
+        return {"hop": self.all_reduce(4), "sent": self.all_reduce(*pieces), "pieces": pieces}
+
+    def take(self, count: int) -> bool:
+        """Batches of the first loader away; whether its pass has ended, or there is none."""
+        one = self.now and self.now()
+        kept = None if one is None else self.trained.get(one._doctor[0])
+        if kept is None or len(kept.all) < KEPT:
+            return True
+        self.asked = True
+        try:
+            for _ in range(count):
+                self.own_next(one)
+                one._doctor[2] -= 1
+        except StopIteration:
+            return True
+        finally:
+            self.asked = False
+        return False
+
+    def drain(self) -> None:
+        """Takes away what workers have made while nobody asked for it, in place of batches that
+        came again."""
+        late = max(0.005, self.plan["seconds"] / 4)  # for a batch that was there
+        for _ in range(self.plan["queued"]):
+            one, begin = self.now and self.now(), time.perf_counter()
+            ended = one is None or one._doctor[2] <= 0 or self.take(1)
+            if self.worst(ended or time.perf_counter() - begin > late):
+                return
+
+    def pull(self) -> float | None:
+        """Seconds of a batch that the loader gives with nothing beside it, after those that its
+        workers had ready. As many come again in the window after it."""
+        ready, count = self.plan["pull"]
+        self.extra += ready + count
+        ended = self.take(ready)
+        begin = time.perf_counter()
+        ended = self.take(count) or ended
+        seconds = time.perf_counter() - begin
+        return None if self.worst(ended) else seconds / count
+
+    def worst(self, state: int) -> int:
+        """Of all ranks, so that all take as many batches."""
+        if place()[1] == 1:
+            return state
+        *_, (_, device) = self.weights.values()
+        worst = torch.tensor(float(state), device=device)
+        torch.distributed.all_reduce(worst, torch.distributed.ReduceOp.MAX, self.group())
+        return int(worst)
 
     # ---- batches ----
 
@@ -197,14 +305,14 @@ class Windows:
 
     def hand_out(self, own: Callable, one: object) -> object:
         """A batch of the pass, which ends after as many as it always has."""
-        loader, count, again = getattr(one, "_doctor", None) or (None, 0, 0)
+        loader, count, behind = getattr(one, "_doctor", None) or (None, 0, 0)
         if loader is None or self.asked:
             return own(one)
         kept = self.trained.get(loader)
         self.asked = True
         try:
             comes_again = self.kind == "input" and kept is not None and len(kept.all) == KEPT
-            if count == length_of(one) and (comes_again or again):
+            if count == length_of(one) and (comes_again or behind):
                 raise StopIteration
             if comes_again:
                 batch = kept.next()
@@ -231,6 +339,7 @@ class Windows:
             self.gave.add(loader)
             self.work += sum(value.numel() for value in tensors_in(batch))
             if kept is not None:
+                self.now = self.now if loader is not next(iter(self.trained)) else ref(one)
                 self.resume(loader, count)
         return batch
 
@@ -294,6 +403,10 @@ def stamp() -> object:
     return event
 
 
+def seconds_between(a: object, b: object) -> float:
+    return b - a if isinstance(a, float) else a.elapsed_time(b) / 1000
+
+
 def read_plan() -> dict:
     """What the doctor has planned when all ranks were ready; nothing, if it does not answer."""
     path = os.path.join(os.environ[FOLDER], PLAN)
@@ -311,6 +424,7 @@ def read_plan() -> dict:
 def follow(probe: str, loaders: object) -> None:
     iterator, loader = loaders._BaseDataLoaderIter, loaders.DataLoader
     own_next, own_iter = iterator.__next__, loader.__iter__
+    windows.own_next = own_next
     iterator.__next__ = lambda one: windows.hand_out(own_next, one)
     loader.__iter__ = lambda one: windows.begin_pass(own_iter, one)
 

@@ -1330,14 +1330,30 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "        if False:\n"),
     ],
     f"{SPEED}[workers-that-begin-anew]": [
-        ("passes as long as always", 1, "(comes_again or again)", "comes_again"),
         ("time outside of steps", 1, "                self.spent[self.what] += now - self.at\n",
          "                pass\n"),
         ("none of it in windows without input", 1, 'if row["kind"] != "input"]', "]"),
     ],
-    f"{SPEED}[workers-that-begin-together]": [
+    f"{SPEED}[workers-that-are-hardly-too-slow]": [
+        ("queues that are taken away", 1, "            self.drain()\n", "            pass\n"),
+    ],
+    f"{SPEED_FILE}::test_plan[workers]": [
         ("whole turns of the workers", 1, "-(-steps // turn) * turn", "steps"),
         ("queues that are full", 1, '"communication": queued}', '"communication": 0}'),
+    ],
+    f"{SPEED_FILE}::test_more_ranks[input-and-epochs]": [
+        ("what hides behind backward", 1, "max(sent, -early)", "max(sent, 0.0)"),
+        ("bytes and not numbers", 1, "size = weight.numel() * weight.element_size()",
+         "size = weight.numel()"),
+        ("how often a ring sends them", 1, "2 * (gpus - 1) / gpus * size / bandwidth",
+         "size / bandwidth"),
+        ("no faster than the loader", 1, "max(computes + later, alone * times)",
+         "computes + later"),
+        ("epochs of fewer steps", 1, "(more - 1) * grows", "0 * grows"),
+        ("batches that were ready", 1, "ended = self.take(ready)", "ended = False"),
+    ],
+    f"{SPEED_FILE}::test_batch_that_pays": [
+        ("a larger batch hides more", 1, "early * times)", "early)"),
     ],
     f"{SPEED}[a-batch-that-the-loop-works-on]": [
         ("what the loop does with a batch", 1, "            self.handed = time.perf_counter()\n",
@@ -1355,6 +1371,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("lengths of a step's batches", 1, "self.work += sum(", "self.work = 0 * sum("),
     ],
     f"{SPEED}[saving]": [
+        ("passes as long as always", 1, "(comes_again or behind)", "comes_again"),
         ("saving is outside of steps", 1, "            self.turn_to(what)\n", "            pass\n"),
     ],
     f"{SPEED}[a-little-of-each]": [

@@ -7,6 +7,7 @@ import re
 import pytest
 from harness import ROOT
 
+from doctor.speed.rent import LINKS
 from tools.site import scaling_model as model
 
 PAGES = {lang: (ROOT / f"docs/{lang}/performance.md").read_text("utf-8") for lang in ("en", "zh")}
@@ -37,7 +38,7 @@ def test_the_text_has_the_numbers_of_the_model(language: str) -> None:
     kept = (model.RESULTS / f"doctor/speed.{language}.md").read_text("utf-8")
     kept = kept.partition("<!-- communication -->")[2].partition("<!--")[0]
     [size] = re.findall(r"([\d.]+) MB", kept)
-    [carried] = re.findall(r"([\d.]+) GB", kept)
+    [carried] = re.findall(r"([\d.]+) GB(?!/)", kept)
     alone = re.search(r"(?:without communication|去掉通信) .+\) +([\d.]+), ", kept)[1]
     *sums, by_doctor = sums
     assert by_doctor[:3] == (size, alone, carried)
@@ -48,3 +49,9 @@ def test_the_text_has_the_numbers_of_the_model(language: str) -> None:
     sent = [size / sum(sizes) for size in itertools.accumulate(sizes)]
     assert (sent[2], shares[2]) == pytest.approx((2 / 3, 1 / 6), abs=0.03)
     assert f"{100 * (1 - sent[3]):.0f}%" == "10%"
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_doctor_has_the_links_of_the_page(language: str) -> None:
+    shown = re.findall(r"^\|[^|]+\|[^|]+\| ([\d.]+)–([\d.]+) \|", PAGES[language], re.MULTILINE)
+    assert [tuple(map(float, one)) for one in shown] == [link[:2] for link in LINKS.values()]

@@ -33,8 +33,9 @@ class Over(BaseException):
 
 def begin(noise: str = "quiet", seed: int = 0) -> None:
     """Of a new program."""
-    global now, collective, saving, load, until, state, luck, own, kind
-    now = until = state = 0.0
+    global now, collective, saving, load, until, state, luck, own, kind, through, bandwidth, hop
+    now = until = state = through = 0.0  # through: when all that DDP has sent is there
+    bandwidth, hop = math.inf, 0.0  # bytes a second of a rank's link, and seconds of a hop
     collective = saving = 0.0  # seconds of a collective of the script's own, and of torch.save
     load, kind = 1.0, noise
     luck = random.Random(seed)  # of the machine, so the same on all ranks
@@ -81,13 +82,55 @@ def link(ddp: object, seconds: float = 0.0) -> None:
     ddp.register_comm_hook(None, average)
 
 
+def sending(tensor: torch.Tensor) -> float:
+    """Seconds that a ring takes for it."""
+    ranks = dist.get_world_size()
+    return 2 * (ranks - 1) * (hop + tensor.nbytes / ranks / bandwidth)
+
+
+def overlapped(ddp: object) -> None:
+    """DDP's all-reduces take their time one after the other, and backward goes on beside them."""
+
+    def average(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        global through
+        latest = torch.tensor([now], dtype=torch.float64)
+        OWN.all_reduce(latest, op=dist.ReduceOp.MAX)
+        through = max(through, float(latest)) + sending(bucket.buffer()) * slower()
+        OWN.all_reduce(bucket.buffer().div_(dist.get_world_size()))
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    ddp.register_comm_hook(None, average)
+
+
+def sent() -> None:
+    """The end of backward, where DDP waits for its all-reduces."""
+    wait_until(through)
+
+
+class Works(torch.autograd.Function):
+    """What a layer makes takes its time forwards, and twice that backwards."""
+
+    @staticmethod
+    def forward(ctx: object, made: torch.Tensor, seconds: float) -> torch.Tensor:
+        wait(seconds)
+        ctx.seconds = seconds
+        return made.view_as(made)
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        wait(2 * ctx.seconds)
+        return gradient, None
+
+
 def install() -> None:
     begin()
 
     def together(call: object) -> object:
         @functools.wraps(call)
         def wrapper(*args: object, **kwargs: object) -> object:
-            meet(collective)
+            meet(collective + sending(torch.as_tensor(args[0] if args else 0.0)))
             return call(*args, **kwargs)
 
         return wrapper
