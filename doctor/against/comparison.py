@@ -743,7 +743,7 @@ class Comparison:
 
     def say_lines(self, kind: str, which: str, lines: list, both: list) -> None:
         rows = [
-            f"\n    {run.label}  {line['text']}"
+            f"\n    {run.label}  {line['shown']}"
             for pair in lines[:FEW]
             for run, line in zip(self.runs, pair, strict=True)
         ]

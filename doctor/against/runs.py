@@ -13,7 +13,7 @@ from ..before import METADATA
 from ..checks.data import most_padding
 from ..checks.teams import Teams
 from ..checks.weights import apart, differ, divided_by_hand
-from ..printed import BAR, EARLY, NUMBER, results, unit
+from ..printed import BAR, CLOCKS, EARLY, NUMBER, results, unit
 from ..ranks import Pass, Rank
 
 
@@ -363,6 +363,7 @@ def printed(run: Run, resumed: bool = False) -> dict[str, list]:
         if bar and bar[1] != "100":
             continue  # drawn when the clock said so
         head = event["text"][: bar.start()] if bar else ""
+        event.setdefault("shown", re.sub(CLOCKS, "~", event["text"]))
         event["text"] = results(event["text"])
         event["after"] = event["place"] - run.begun
         late = event["after"] > 0 or (not resumed and re.search(EARLY, event["text"]))
