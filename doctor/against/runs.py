@@ -148,9 +148,11 @@ def run_of(label: str, ranks: list[Rank]) -> Run:
         run.together = not all(map(same_samples, share))
         run.ranks = run.ranks if run.together else [team[0] for team in share]
     run.shared_out = divided_by_hand(ranks)
-    known = ranks if run.shared_out else ranks[:1]
-    events = [event for rank in known for event in rank.events["optimizer"]]
-    for event in events + ranks[0].events["fixed"]:
+    found = [ranks[0].events["fixed"][-1:]]
+    for rank in ranks if run.shared_out else ranks[:1]:
+        # One that is made anew has the number of the one before.
+        found.append({event["number"]: event for event in rank.events["optimizer"]}.values())
+    for event in (event for events in found for event in events):
         number = event.get("number", 0)
         for name in ("names", "parts", "shapes"):
             getattr(run, name).setdefault(number, []).extend(event[name])
