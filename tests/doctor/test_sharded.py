@@ -286,7 +286,8 @@ def test_divided(what: str, crew: Crew, tmp_path: Path) -> None:
     # Alone, or in fewer batches, a rank would wait for the others for ever.
     evaluates = r"evaluate on rank 0|[Ee]valuate range\("
     assert not any(re.search(evaluates, found.advice) for found in report.findings)
-    assert not unchecked or report.not_checked.keys() == set(unchecked.split())
+    left = report.not_checked.keys() - {"unequal_counts"}  # where nothing is averaged
+    assert not unchecked or left == set(unchecked.split())
 
 
 ALONE = (  # rank 0 evaluates, and the other one goes on to what gathers the model
