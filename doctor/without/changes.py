@@ -10,6 +10,7 @@ CHANGES = (
     Probe("dropout", "torch.nn.functional", attach=layers.dropout),
     Probe("draws", "torch.utils.data.dataloader", attach=draws.watch),
     Probe("draws", "torch.autograd.backward", attach=draws.watch_backward),
+    Probe("draws", "torch.autograd._engine_run_backward", attach=draws.watch_engine),
     Probe(
         "draws",
         "torch.optim.optimizer.register_optimizer_step_post_hook",

@@ -11,6 +11,7 @@ checkpointing puts the generator back, so its recomputation gets the same number
 Where draws are not taken out, the mode changes nothing: it notes which calls draw.
 """
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -421,6 +422,19 @@ def watch_backward(probe: str, own: Callable) -> None:
             draws.again()
 
     torch.autograd.backward = backward
+
+
+def watch_engine(probe: str, own: Callable) -> None:
+    """A checkpoint draws once more in a backward pass; torch's functions take modes off while they
+    run, and backward() is one of them."""
+
+    @functools.wraps(own)
+    def run(*args: object, **kwargs: object) -> object:
+        on = draws in torch.overrides._get_current_function_mode_stack()
+        with contextlib.nullcontext() if on else draws:
+            return own(*args, **kwargs)
+
+    torch.autograd._engine_run_backward = run
 
 
 draws = Draws()

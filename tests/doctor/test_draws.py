@@ -101,8 +101,9 @@ def checkpointed(reentrant: str) -> tuple:
             "import copy\n", "import copy\nimport torch.utils.checkpoint\n",
             "DistributedDataParallel(model)", "DistributedDataParallel(Twice(model))",
             "model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))",
-            "model = nn.Sequential(nn.Sequential(nn.Linear(8, 16), Noisy()), nn.ReLU(), "
-            "nn.Sequential(nn.Linear(16, 4), Noisy()))")  # fmt: skip
+            # Before the layer, whose gradient hangs on what is drawn once more.
+            "model = nn.Sequential(nn.Sequential(Noisy(), nn.Linear(8, 16)), nn.ReLU(), "
+            "nn.Sequential(Noisy(), nn.Linear(16, 4)))")  # fmt: skip
 
 
 EVALUATED = ("average(points)", "average(points + torch.randn_like(points))")

@@ -163,7 +163,7 @@ def test_an_index_that_is_a_tuple(crew: Crew, tmp_path: Path) -> None:
         "class Grid(TensorDataset):\n"
         "    def __getitem__(self, place):\n"
         "        row, column = place\n"
-        "        part = range(10 * row + column, 70, 9)\n"
+        "        part = range(10 * row + column, 10 * row + column + 54, 9)\n"
         "        return super().__getitem__(list(part))\n\n\n"
         "train_set = Grid(images[:70], targets[:70])\n",
         "sampler = DistributedSampler(train_set)\n", "",

@@ -541,5 +541,7 @@ def test_fine_tuning(old: str, new: str, name: str, installed: Callable, tmp_pat
     if old:
         assert found["first_difference"]["name"] == name
     else:
-        assert {seen["kind"] for seen in found["seen"]} == {"same"}
+        # peft's README.md and adapter_config.json are seen, and not compared.
+        others = {seen["name"] for seen in found["seen"] if seen["kind"] != "same"}
+        assert others <= {"left"}, result.output
         assert (tmp_path / "adapter/adapter_model.safetensors").is_file()

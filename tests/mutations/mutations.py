@@ -681,6 +681,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "            if noted and noted[3] != per:", "            if False:"),
     ],
     f"{DRAWS}::test_matched[2-a-reentrant-checkpoint]": [
+        ("what is drawn once more in a backward pass", 1, "nullcontext() if on else draws",
+         "nullcontext()"),
         ("a recomputation gets the numbers of the forward pass", 1,
          "        key = torch.initial_seed()\n", "        key = mix(self.step, len(self.calls))\n"),
     ],
