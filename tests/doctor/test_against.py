@@ -483,6 +483,8 @@ def test_accuses_no_right_program(path: Path, sizes: tuple, crew: Crew, tmp_path
     without = "shuffling,batchnorm,dropout" if sizes[0] == 1 else ""
     comparison = compared(crew, path.read_text(), tmp_path, sizes, without)["en"]
     differ = {seen.name for seen in comparison.seen if seen.kind == "differs"}
+    if path.stem == "own_batch_sampler":
+        differ -= {"steps"}  # of a batch whose size it hides, there are half as many
     assert differ <= (OWN_CHOICES if sizes[0] == 1 else set()), comparison.text()
 
 
