@@ -1,7 +1,7 @@
 """Is what `doctor --speed` computes of more ranks what they do? Predicted of one process and of
 two, measured on three and four, on links of 12.5 MB a second: network namespaces and gloo.
 
-    sudo nice -n -15 .venv/bin/python tools/benchmark/more_ranks.py    # 15 minutes
+    sudo nice -n -15 .venv/bin/python tools/benchmark/more_ranks.py    # 25 minutes
 
 Ranks and loaders sleep in place of computing, so they fit on few cores; nice lets them wake up in
 time beside other work. Writes more-ranks.* of docs/assets/results/doctor.
