@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from ..findings import NOTE, WRONG, check, finds
 from ..ranks import Rank, failed
+from ..recorder.notes import PADDING
 from ..report import Report, listed
 from .teams import FEW, averages_nothing, exchanges
 
 NEEDS = "gradients step collectives join exit horovod"
 IDS = ("no_averaging", "unequal_gradients", "drifting_weights")
 ALIKE = 1e-3  # by so little factors may differ where one number was multiplied into all
-PADDING = 0.05  # of a model's numbers: so much may be added where each rank has a part
 TOLERANCE = 1e-6  # relative: smaller differences come from the order of additions
 
 

@@ -22,6 +22,7 @@ ENDED = "ended"  # a file there: the doctor is ending the job
 WHOLE = "whole"  # a file there, until a process has to stop: a full disk takes no last word
 STOPPED = "stopped-"  # what it is then renamed to; the number of the error follows
 NAMELESS = "parameter "  # begins the name of one that is in no module; its number follows
+PADDING = 0.05  # of a model's numbers: so much may be added where each rank has a part
 INPUTS = 100  # steps of which it is noted what models are given
 IDLE = 20  # seconds without an event: then the stack is written down
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep

@@ -37,26 +37,29 @@ class Seeds:
     def told(self) -> dict[str, list]:
         return {library: list(known.values()) for library, known in self.lines.items()}
 
-    def shuffled(self, library: str, state: Callable, values: Sized | int) -> None:
+    def shuffled(self, library: str, state: Callable, values: object) -> None:
+        """values: a list, or how many (numpy's permutation takes both)."""
         self.lists += 1
         if self.lists > LOOKED or torch.utils.data.get_worker_info():
             return
         lines = user_lines() or (None,)
-        count = values if isinstance(values, int) else len(values)
+        count = len(values) if hasattr(values, "__len__") else int(values)
         state = hashlib.md5(repr(state()).encode()).hexdigest()
         seeded = self.told().get(library, [])
         notes.event("shuffled", at=lines[0], count=count, state=state, seeded=seeded)
 
-    def shuffles(self, generator: object, values: Sized, *_: object) -> None:
-        library = "random" if generator is sys.modules["random"].shuffle.__self__ else ""
-        self.shuffled(library, partial(state_of, generator), values)
+    # Parameters have the names of those of the functions, by which they may be given.
 
-    def splits(self, dataset: Sized, _: object, generator: object = None) -> None:
+    def shuffles(self, generator: object, x: Sized, *_: object) -> None:
+        library = "random" if generator is sys.modules["random"].shuffle.__self__ else ""
+        self.shuffled(library, partial(state_of, generator), x)
+
+    def splits(self, dataset: Sized, lengths: object, generator: object = None) -> None:
         library = "" if generator else "torch"
         self.shuffled(library, partial(state_of, generator or torch.default_generator), dataset)
 
-    def of_numpy(self, values: Sized | int, *_: object, **__: object) -> None:
-        self.shuffled("numpy", lambda: plain(sys.modules["numpy"].random.get_state()), values)
+    def of_numpy(self, x: object, *_: object, **__: object) -> None:
+        self.shuffled("numpy", lambda: plain(sys.modules["numpy"].random.get_state()), x)
 
 
 def user_lines() -> tuple:

@@ -18,7 +18,7 @@ from .collectives import trace
 from .figures import capturing, figures, figures_of
 from .inputs import inputs, noted
 from .named import groups_of, names_of, note_fixed, note_layers, note_optimizer, note_state
-from .notes import compares, notes, user_line
+from .notes import PADDING, compares, notes, user_line
 from .others import all_modules, others
 from .parameters import MOST, Emptied, Still
 from .parts import Parts
@@ -32,7 +32,6 @@ ALL_OF_TWO = 1000  # between two runs (--against);
 EVERY = 10  # after them, each tenth
 MOST_WHOLE = 1000  # figures of parameters that are whole beside parts of others
 EARLY = 20  # until which it is noted, at most, what the first optimizer's first two steps draw
-PADDING = 0.05  # of a model's numbers: so much may be added where each rank has a part
 OTHERS = 4  # of the first, each fourth: what no optimizer changes
 
 

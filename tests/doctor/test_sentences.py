@@ -1,8 +1,10 @@
 """What a verdict says is true, and its advice helps: not only the finding's name."""
 
+import random
 from pathlib import Path
 
 import faults
+import numpy
 import pytest
 from crew import Crew
 from examined import examined_text
@@ -12,6 +14,7 @@ from doctor import checks
 from doctor.against.comparison import singular
 from doctor.command import last_line
 from doctor.ranks import Rank
+from doctor.recorder import seeds
 from doctor.report import Report
 
 LOOP = "    for images, targets in loader:\n"
@@ -210,3 +213,15 @@ def test_an_error_is_told_in_whole_words() -> None:
 )
 def test_numbers_of_a_sentence(said: str, better: str) -> None:
     assert singular(said) == better
+
+
+def test_lists_that_are_given_by_keyword(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As random.shuffle(x=…) and random_split(dataset=…, lengths=…) are called; and a count may be
+    a number of numpy's."""
+    told = []
+    monkeypatch.setattr(seeds.notes, "event", lambda _, **fields: told.append(fields["count"]))
+    own = seeds.Seeds()
+    own.shuffles(random.Random(0), x=[1, 2, 3])
+    own.splits(dataset=range(4), lengths=[2, 2])
+    own.of_numpy(x=numpy.int64(5))
+    assert told == [3, 4, 5]

@@ -76,7 +76,8 @@ def clean_environment() -> dict[str, str]:
 def free_port() -> int:
     """A TCP port that nobody uses on this machine right now. It is none of those that Linux gives
     to whoever asks for any, as gloo does: one of them might be gone before it is bound."""
-    below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    known = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    below = int(known.read_text().split()[0]) if known.exists() else 49152  # IANA's, as on macOS
     while True:
         port = random.SystemRandom().randrange(below // 2, below)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
