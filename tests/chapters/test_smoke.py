@@ -1,6 +1,6 @@
 """Every chapter, copied alone into an empty folder and launched as its docstring says: on generated
-images, then on JPEG files. `make test` launches 02 and 03 here, 01 in test_faults.py, 05 under the
-doctor, and 06 in test_slurm.py. (04, 07 and 08 start as 02 does.)"""
+images, then on JPEG files. `make test` launches 02 here, 01 in test_faults.py, 03 in
+test_launch.py, 05 under the doctor, and 06 in test_slurm.py. (04, 07 and 08 start as 02 does.)"""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ from harness import (
 )
 from tiers import table
 
-LAUNCHED = ["02_distributed", "03_multiprocessing"]
+LAUNCHED = ["02_distributed"]
 WORLD_SIZE = default_processes()
 # Cheap to train and to save. (resnet18 learns in fewer steps, but a launch of it took half as much
 # CPU time again: 22.9 against 15.5 seconds, 2 ranks on 2 cores, torch 2.15.)

@@ -70,7 +70,7 @@ ALIKE_SAME = {
     "written within a second", "frozen weights", "saved by safetensors",
     "accumulated in larger parts on one process", "from memory", "in a folder",
     "epochs that a thread fetches one after the other",
-    "an epoch that is fetched before its first step",
+    "an epoch that is fetched before its first step", "a schedule that changes nothing",
 }  # fmt: skip
 
 

@@ -808,9 +808,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("gradients that a closure makes", 1, "self.closed = any(map(callable,",
          "self.closed = False and any(map(callable,"),
     ],
-    f"{AGAINST}::test_nothing_differs[2-a-schedule-that-changes-nothing]": [
-        ("schedulers are no optimizers", 1, "next(self.scheduler_numbers)", "next(self.numbers)"),
-    ],
     f"{AGAINST}::test_nothing_differs[2-a-setting-as-another-type-of-number]": [
         ("0 is 0.0", 1, "float(v) if type(v) is int else v", "v"),
     ],

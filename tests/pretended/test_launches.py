@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from harness import (
     CHAPTERS,
+    FSDP,
     HOROVOD,
     ROOT,
     SLURM,
@@ -66,8 +67,8 @@ def test_horovod_for_cpus(tmp_path: Path) -> None:
     assert not (tmp_path / "run/metrics.jsonl").read_text()  # so the folder holds no run
 
 
-# What readers copy, and the chapter whose launcher it has.
-COPIED = {f"{chapter}/minimal.py": chapter for chapter in CHAPTERS}
+# What readers copy, and the chapter whose launcher it has. (08: as in test_training.py.)
+COPIED = {f"{chapter}/minimal.py": chapter for chapter in CHAPTERS if chapter != FSDP}
 COPIED["docs/examples/convert/multi.py"] = "02_distributed"
 
 

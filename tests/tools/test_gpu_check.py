@@ -69,6 +69,7 @@ def test_what_becomes_of_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "this is the error" in (tmp_path / "gpu.md").read_text()
 
 
+@pytest.mark.proof
 def test_an_impatient_ctrl_c_leaves_whole_files_and_no_process(tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start([sys.executable, TOOL, "--device", "cpu", "--out", out], tmp_path)
