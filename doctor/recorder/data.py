@@ -94,7 +94,7 @@ class Data:
             workers=loader.num_workers,
             accelerate=is_of_accelerate(loader),
         )
-        loader._doctor = (os.getpid(), self.loaders, str(at))  # last: no pass is of one untold
+        loader._doctor = (os.getpid(), self.loaders, str(at))
 
     def before_pass(self, loader: object) -> None:
         self.passes += 1

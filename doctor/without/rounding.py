@@ -1,7 +1,6 @@
 """--without rounding: float64."""
 
 import torch
-from torch.nn import functional
 
 from . import without
 
@@ -18,7 +17,7 @@ def rounding(probe: str, _: object) -> None:
     for name in ("float", "half", "bfloat16"):
         setattr(torch.Tensor, name, torch.Tensor.double)
     # A mask of the largest number of float64 is no number in a softmax in float32.
-    for owner, names in ((torch.Tensor, ("to", "type", *SOFTMAX)), (functional, SOFTMAX)):
+    for owner, names in ((torch.Tensor, ("to", "type", *SOFTMAX)), (torch, SOFTMAX)):
         for name in names:
             setattr(owner, name, asked(getattr(owner, name)))
     for kind in (torch.autocast, torch.amp.GradScaler):

@@ -494,6 +494,7 @@ TYPES = (
     "        losses = nn", "        points = points.to(dtype=torch.bfloat16)\n"
     "        mask = torch.full_like(model[0].weight[:1], torch.finfo(model[0].weight.dtype).min)\n"
     "        points = points + nn.functional.softmax(mask, 1, dtype=torch.float32)\n"
+    "        points = points + torch.softmax(mask, 1, dtype=torch.float32)\n"
     "        losses = nn",
     "        loss.backward()\n", "        scaler.scale(loss).backward()\n",
     "        optimizer.step()\n", "        scaler.step(optimizer)\n        scaler.update()\n",

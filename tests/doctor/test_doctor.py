@@ -257,6 +257,7 @@ OBJECTS = [{"boxes": torch.rand(n, 4), "labels": torch.arange(n)} for n in (4, 0
         ({"pixels": IMAGES, "objects": OBJECTS}, 0, 4),
         (OBJECTS, 0, 0),
         ((IMAGES, torch.zeros(0, 6)), 0, 4),  # objects of all images: there is none
+        ((torch.zeros(0, 6), torch.zeros(0, 2)), 0, 0),
     ],
 )
 def test_what_a_batch_tells(batch: object, targets: int, items: int, count: int | None) -> None:

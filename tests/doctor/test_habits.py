@@ -34,11 +34,11 @@ BY_GRAD = (  # gradients are set, while backward() is called for another model
     "for p in model.parameters():\n    dist.broadcast(p.data, 0)\n",
     ZERO, "",
     BACKWARD,
+    "        beside(images).mean().backward()\n"
     "        found = torch.autograd.grad(loss, list(model.parameters()))\n"
     "        for p, grad in zip(model.parameters(), found):\n"
     "            dist.all_reduce(grad)\n"
-    "            p.grad = grad / world_size\n"
-    "        beside(images).mean().backward()\n",
+    "            p.grad = grad / world_size\n",
 )  # fmt: skip
 EVAL = ("    model.train()\n", "")
 LINEAR = "nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 3)"

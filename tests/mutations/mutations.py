@@ -989,7 +989,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("experts train on samples of their own", 1, "if not exchanges(ranks, FEW) else []", ""),
     ],
     f"{AGAINST}::test_command": [
-        ("a softmax in float64", 1, "(functional, SOFTMAX)", "(functional, ())"),
+        ("a softmax in float64", 1, "(torch, SOFTMAX)", "(torch, ())"),
         ("float64 in two runs", 1, "torch.set_default_dtype(torch.float64)", "pass"),
         ("types that the script asks for, in two runs", 1, '("to", "type", *SOFTMAX)',
          "SOFTMAX"),
@@ -1179,10 +1179,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "        return None\n"),
     ],
     f"{PROBES}::test_a_loader_that_cannot_be_told": [
-        ("no pass is told of a loader that is not", 1,
-         '        at = getattr(loader, "_doctor_made", None)\n',
-         '        at = getattr(loader, "_doctor_made", None)\n'
-         "        loader._doctor = (os.getpid(), self.loaders, str(at))\n"),
         ("a probe that fails is told", 1, 'self.event("trouble", ', 'str("", '),
     ],
     f"{KINDS}::test_nothing_to_say[results_of_a_library]": [

@@ -137,7 +137,7 @@ def test_all_of_it_on_cpus(tmp_path: Path) -> None:
     result = run(command, tmp_path, 1300, {"CI": ""})
     assert result.returncode == 0, result.output
     found = results(tmp_path / "out")
-    assert [row["status"] for row in found.values()] == ["ok"] * 4
+    assert [row["status"] for row in found.values()] == ["ok"] * 5
     assert found["smoke tests"]["text"] in result.stdout and "ok        speed: 02" in result.stdout
     [rows] = found["speed"]["data"]["2 CPU processes"]["runs"].values()
     assert {row["variant"] for row in rows} == {"reference", "02"}
