@@ -32,7 +32,7 @@ def explain(language: str, which: str) -> str:
     parts = dict(re.findall(r"<!-- (\w+) -->\n(.*?)\s*(?=<!--|\Z)", text, re.S))
     kinds = [lines for name, lines in words.items() if name.split(":")[0] == which]
     advices = dict.fromkeys(f"-> {advice}" for _, *rest in kinds for advice in rest)
-    title = f"{kind_of(which).severity.upper()}  {which}"
+    title = f"{words[kind_of(which).severity][0]}  {which}"
     return "\n".join([title, "", parts[which], "", *advices])
 
 
@@ -55,12 +55,6 @@ class Finding:
     advice: str
     name: str  # the id, and behind a colon its kind
     values: dict  # what the words are filled with
-
-    def lines(self, doctor: str = "python doctor") -> list[str]:
-        at = f"  {short([self.file, self.line])}" if self.file else ""
-        title = f"{self.severity.upper()}  {self.id}{at}"
-        more = f"{doctor} --explain {self.id}"
-        return [title, f"  {self.seen}", f"  -> {self.advice}", f"     {more}"]
 
 
 class Report:
@@ -96,6 +90,12 @@ class Report:
         text = seen.format(**values)
         self.findings.append(Finding(which, severity, file, line, text, advice, name, values))
 
+    def told(self, found: Finding, doctor: str = "python doctor") -> list[str]:
+        at = f"  {short([found.file, found.line])}" if found.file else ""
+        title = f"{self.word(found.severity)}  {found.id}{at}"
+        more = f"{doctor} --explain {found.id}"
+        return [title, f"  {found.seen}", f"  -> {found.advice}", f"     {more}"]
+
     def lines(self, name: str) -> list[str]:
         """What was seen, and what to do: under FSDP in words of its own, if there are some."""
         own = f"{name}:fsdp"
@@ -124,7 +124,7 @@ class Report:
         return any(finding.id in names for finding in self.findings)
 
     def text(self) -> str:
-        parts = ["\n".join(finding.lines(own_call())) + "\n" for finding in self.findings]
+        parts = ["\n".join(self.told(finding, own_call())) + "\n" for finding in self.findings]
         nothing = "nothing_else" if self.differs else "nothing"
         nothing = "until" if self.broken else "recorded" if self.cut else nothing
         parts = parts or [self.say(nothing) + "\n"]

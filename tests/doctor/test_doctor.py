@@ -632,7 +632,7 @@ def test_one_file(tmp_path: Path) -> None:
     words = [sys.executable, packed, "--lang", "zh", "--steps", "12", "--json", "verdict.json"]
     words += ["--allow", "same_order,shared_file", "bash", "train.sh"]
     result = run_short(words, tmp_path)
-    assert result.returncode == 0 and "NOTE  same_order" in result.stdout, result.output
+    assert result.returncode == 0 and "提示  same_order" in result.stdout, result.output
     assert "结束：steps\n" in result.stdout, result.output
     written = json.loads((tmp_path / "verdict.json").read_text())
     assert [found["name"] for found in written["findings"]] == ["same_order"]

@@ -130,7 +130,7 @@ def test_a_verdict_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SHORT + "raise ValueError('\\udcff 图')\n")
     words = [*TOOL, "--lang", "zh", "--json", "/dev/full", *ALONE]
     result = run(words, tmp_path, env={"PYTHONIOENCODING": "ascii"})
-    assert result.returncode == 2 and "NOTE  wrapped_keys" in result.stdout, result.output
+    assert result.returncode == 2 and "\\u63d0\\u793a  wrapped_keys" in result.stdout, result.output
     assert "ValueError('\\udcff \\u56fe')" in result.stdout, result.output
     said = "doctor: error: --json /dev/full: No space left on device"
     assert said in result.stderr.splitlines(), result.output

@@ -139,7 +139,7 @@ def verdict(run: dict, language: str) -> list[str]:
         lines += [f"  -> {one}" for one in advice] + [""]
     for row in run["findings"]:
         report.find(row["name"], row["at"], **row["values"])
-    found = [line for one in report.findings for line in one.lines()[:-1]]
+    found = [line for one in report.findings for line in report.told(one)[:-1]]
     return lines + (found or [report.say("nothing_else" if lines else "nothing")])
 
 
@@ -147,7 +147,7 @@ def terminal(run: dict, language: str) -> str:
     flags = "--lang zh " * (language == "zh")
     flags += f'--against "{SINGLE}" ' * bool(run["against"])
     said = "\n".join(verdict(run, language))
-    loud = r"(?m)^(WRONG RESULT|WASTED|DIFFERENT:|不同：)"
+    loud = r"(?m)^(WRONG RESULT|WASTED|DIFFERENT:|结果错误|浪费|不同：)"
     said = re.sub(loud, r'<b class="wrong">\1</b>', escape(said, quote=False))
     return (
         f'<div class="bk-terminal"><span>$ python doctor.pyz {escape(flags)}{" ".join(LAUNCH)}'

@@ -177,9 +177,10 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
         output = output.replace('"navigation.tracking", ', "", 1)
     # On a phone they scroll to the side: by the keyboard, too.
     output = output.replace('class="tabbed-labels"', 'class="tabbed-labels" tabindex="0"')
-    # What the doctor prints in capitals or begins with; the colour of a mistake is for mistakes.
+    # Severities, and what else the doctor begins with; the colour of a mistake is for mistakes.
     output = re.sub(
-        r"(?m)(^|<span></span><code>)((WRONG RESULT|HANG AHEAD)|[A-Z]{4,}|doctor)(?=  \w|: )",
+        r"(?m)(^|<span></span><code>)((WRONG RESULT|HANG AHEAD|结果错误|会卡死)|[A-Z]{4,}|浪费|提示"
+        r"|doctor)(?=  \w|: )",
         lambda word: f'{word[1]}<b class="said{" wrong" * bool(word[3])}">{word[2]}</b>',
         output,
     )
