@@ -59,9 +59,10 @@ def versions(batch: object) -> list[int]:
     return [value._version for value in tensors_in(batch)]
 
 
-def size_of(batch: object) -> int:
-    """Its samples: the length of its first tensor that has one."""
+def size_of(batch: object, told: object = None) -> int:
+    """Its samples: as many as its sampler says, if anything in it is so long: images of unlike
+    sizes come as a list, and the first one has three colours. Else as its first tensor is long."""
     found = [len(value) for value in tensors_in(batch) if value.dim()]
-    if isinstance(batch, list | tuple) and not found:
-        return len(batch)
-    return found[0] if found else 1
+    parts = [batch, *batch] if isinstance(batch, list | tuple) else []
+    lists = [len(one) for one in parts if isinstance(one, list | tuple)]
+    return told if told in found + lists else (found or lists or [1])[0]

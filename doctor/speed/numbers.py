@@ -40,7 +40,11 @@ class Speed:
         # Of a step: seconds, bytes, collectives of the script.
         self.step = median([each[0]["seconds"] / each[0]["steps"] for each in plain] or [0.0])
         self.bytes = median([each[0]["bytes"] / each[0]["steps"] for each in plain] or [0.0])
-        self.calls = max((r["collectives"] / r["steps"] for each in plain for r in each), default=0)
+        calls = [
+            sum(row["collectives"] for row in own) / sum(row["steps"] for row in own)
+            for own in zip(*plain, strict=True)
+        ]  # a window with few steps may hold those of an evaluation that begins
+        self.calls = max(calls, default=0)
         timed = [each for each in rows if each[0]["kind"] != "input"]  # without it they begin early
         self.passes = max((row["passes"] for each in timed for row in each), default=0)
         self.outside, self.spells, self.between = self.outside_of(rows)

@@ -98,6 +98,7 @@ def said_of(speed: Speed, report: Report, wanted: int) -> tuple[list[str], bool]
             if alone is not None and lost(speed, part) > 2 * alone:
                 kind = "lengths" if speed.lengths() >= UNLIKE else "waits"
         if part == "outside":
+            kind = "costs" if len(speed.spells) > 1 else "seen"
             values["what"] = report.say(f"speed_less_{max(speed.outside, key=speed.outside.get)}")
         add(f"speed_{part}_{kind}", **values)
     unsure = [part for part in parts if found[part] is None]
@@ -123,6 +124,7 @@ def said_of(speed: Speed, report: Report, wanted: int) -> tuple[list[str], bool]
         ("speed_sharded", one["sharded"] and speed.world > 1),
         ("speed_no_ddp", speed.world > 1 and not one["ddp"] and not one["sharded"]),
         ("speed_no_pass", one["ends"] and not speed.passes),
+        ("speed_no_pass", "input" not in parts and not speed.outside),
     ):
         if holds:
             add(name)

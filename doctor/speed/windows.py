@@ -63,6 +63,7 @@ class Windows:
         self.spent = Counter()  # seconds outside of steps, since the latest of them
         self.given = 0  # batches of this pass so far
         self.handed = None  # when a batch was, until a forward pass begins
+        self.evaluated = -2  # steps before the latest forward pass of an evaluation
         self.loop = None  # seconds of this step that went by between the two
         self.work = 0  # numbers in the batches of this step
         self.weights, self.hooks = {}, []  # of a weight's id its bytes, and its device
@@ -112,6 +113,9 @@ class Windows:
         if self.what == "other":  # of a batch that was fetched before the pass had come to its end
             self.what = "steps"
         self.turn_to("steps")
+        if not self.trained:  # no batch tells that a step has begun
+            self.within.update(self.spent)
+            self.spent.clear()
         self.part["steps"] += 1
         if self.since is not None:
             self.works.append(self.work)
@@ -144,7 +148,8 @@ class Windows:
         workers = max((one.num_workers for one in loaders), default=-1)
         notes.event("ready", sharded=sharded, workers=workers, **ready)
         for one in outermost(set(map(id, params))):
-            one.register_forward_pre_hook(begin_forward)
+            for model in (one, one.module) if one in self.wrapped else (one,):
+                model.register_forward_pre_hook(begin_forward)
         self.plan = read_plan()
         self.open_window()
         self.spent.clear()
@@ -329,11 +334,11 @@ class Windows:
         finally:
             self.asked = False
         one._doctor[1] += 1
-        sampler = loader.batch_sampler
+        told = getattr(loader.batch_sampler, "batch_size", None)
         # A data set may give whole batches: then a loader's batch is one of them.
-        known = type(sampler) is BatchSampler and sampler.batch_size > 1
-        whole = known and count + 1 != length_of(one)
-        self.part["samples"] += sampler.batch_size if whole else size_of(batch)
+        told = None if told == 1 else told
+        whole = type(loader.batch_sampler) is BatchSampler and count + 1 != length_of(one)
+        self.part["samples"] += told if told and whole else size_of(batch, told)
         self.part["batches"] += 1
         if torch.is_grad_enabled():
             self.gave.add(loader)
@@ -358,6 +363,21 @@ class Windows:
             self.handed = time.perf_counter()
 
     # ---- what else takes time ----
+
+    def forward(self, model: torch.nn.Module) -> None:
+        """A forward pass begins. Where no batch was given since the latest step, one in eval mode
+        without gradients is an evaluation, unless the steps before had one, too."""
+        if self.handed is not None:
+            wait_for_device()
+            self.loop = (self.loop or 0.0) + time.perf_counter() - self.handed
+            self.handed = None
+        if model.training or torch.is_grad_enabled():
+            if not self.trained:
+                self.turn_to("steps")
+        elif not self.gave:
+            often, self.evaluated = self.steps <= self.evaluated + 1, self.steps
+            if not often:
+                self.save("evaluation")
 
     def save(self, what: str) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -474,12 +494,9 @@ def time_collectives(probe: str, module: object) -> None:
     attach(module.Work, "wait")
 
 
-def begin_forward(*_: object) -> None:
+def begin_forward(model: torch.nn.Module, *_: object) -> None:
     """A function, as a script may save its model with what is registered on it."""
-    if windows.handed is not None:
-        wait_for_device()
-        windows.loop = (windows.loop or 0.0) + time.perf_counter() - windows.handed
-        windows.handed = None
+    windows.forward(model)
 
 
 def tell_steps(probe: str, _: object) -> None:

@@ -125,9 +125,14 @@ TWO_MODELS = (
 IN_PLACE = (
     LOSS, "            assert inputs.abs().max() < 100\n            inputs.mul_(1000)\n" + LOSS,
 )  # fmt: skip
-LISTS = (  # as of a detection: images of unlike sizes are no tensor
-    "num_workers=0)",
-    "collate_fn=lambda rows: tuple(zip(*rows)))",
+LISTS = (  # as of a detection: images of unlike sizes are no tensor, and like ones share a batch
+    "train_set = Points()\n",
+    "class Groups(BatchSampler):\n    pass\n\n\ntrain_set = Points()\n",
+    "import DataLoader,",
+    "import BatchSampler, DataLoader,",
+    "DataLoader(train_set, 8, sampler=sampler, num_workers=0)",
+    "DataLoader(\n    train_set, batch_sampler=Groups(sampler, 8, True),\n"
+    "    collate_fn=lambda rows: tuple(zip(*rows)),\n)",
     LOSS,
     "            inputs, targets = torch.stack(inputs), torch.tensor(targets)\n" + LOSS,
 )
@@ -152,7 +157,16 @@ FIRST_EVALUATES = (  # every few steps, while the other ranks wait
     UPDATE + "            if rank == 0 and number % 8 == 0:\n"
     "                [clock.wait(0.16) for _ in DataLoader(range(8), 8)]\n",
 )
-NO_LOADER = ("in loader:", "in [(torch.randn(8, 16), torch.arange(8) % 4)] * 500:")
+NO_LOADER = ("loader:\n", "[(torch.randn(8, 16), torch.arange(8) % 4)] * 500:\n")
+NO_LOADER_EVALUATES = (  # as nanoGPT: rank 0 alone, every few steps
+    LOOP,
+    "        for number, (inputs, targets) in enumerate(\n"
+    "            [(torch.randn(8, 16), torch.arange(8) % 4)] * 500\n        ):\n",
+    LOSS,
+    "            if rank == 0 and number % 8 == 0:\n                ddp_model.eval()\n"
+    "                with torch.no_grad():\n                    ddp_model(inputs)\n"
+    "                clock.wait(0.2)\n                ddp_model.train()\n" + LOSS,
+)
 NO_DDP = (  # an average of one's own
     "ddp_model = DistributedDataParallel(model)\nclock.link(ddp_model, LINK)\n",
     "ddp_model = model\nclock.collective = LINK / 4\n",
@@ -248,14 +262,18 @@ SAID = {
     ),
     "an evaluation on one rank": (
         {"ITEM": "0.001", "STEP": "0.05"}, FIRST_EVALUATES,
-        ["outside_costs", "less_evaluation"], [26],
+        ["outside_seen", "less_evaluation"], [26],
     ),
     "a batch ahead": ({}, AHEAD, ["outside_costs", "less_evaluation"], [43]),
     "saving": ({}, SAVES, ["outside_costs", "less_saving"], [55]),
     "unlike lengths": (
         {"STEP": "0.002 * inputs.shape[1]"}, LENGTHS, ["communication_lengths"], [33],
     ),
-    "no loader": ({}, NO_LOADER, ["rest", "no_loader"], [100]),
+    "no loader": ({}, NO_LOADER, ["rest", "no_loader", "no_pass"], [100]),
+    "no loader, and an evaluation on one rank": (
+        {"STEP": "0.05"}, NO_LOADER_EVALUATES,
+        ["outside_seen", "less_evaluation", "no_loader"], [33],
+    ),
 }  # fmt: skip
 ALWAYS = [
     "batches that are changed",
@@ -270,6 +288,7 @@ ALWAYS = [
     "unlike lengths",
     "a little of each",
     "no loader",
+    "no loader, and an evaluation on one rank",
 ]
 ATTACHED = []
 
@@ -404,7 +423,7 @@ def test_what_is_said(
         passes = 2 if kind == "accumulation" else 1  # without no_sync
         assert speed.bytes == passes * (192 if kind == "two models" else 172) * 4
     batches = 2 if "accumulation" in kind else 1
-    samples = 1 if kind == "no loader" else 8 * batches
+    samples = 1 if "no loader" in kind else 8 * batches
     assert median(speed.own(0, "plain")) * speed.step == pytest.approx(samples, rel=0.01)
     for language in LANGUAGES:
         report = Report(language)
@@ -520,6 +539,13 @@ def test_when_it_ends(
     trial.wait(0, 1.5, 0)
     assert trial.ended == ended
     assert "it wants 574 steps of each rank, some 34 s; up to 1710" in capsys.readouterr().out
+
+
+def test_collectives_of_steps() -> None:
+    """Those that follow the one step of a window, as an evaluation begins, are no step's."""
+    trial = by_hand({kind: (1.0, 1.0) for kind in KINDS})
+    trial.windows[0][0] |= {"steps": 1, "collectives": 3}
+    assert "calls" not in Speed(trial).parts()
 
 
 def test_too_few_rounds() -> None:

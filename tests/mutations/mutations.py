@@ -1313,6 +1313,19 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("weights that stay", 1, '                group["lr"] *= 0', "                pass"),
         ("no word of what was not taken out", 1, 'if out and "input" in parts else', "if out else"),
     ],
+    f"{SPEED}[no-loader-and-an-evaluation-on-one-rank]": [
+        ("an evaluation without a loader", 1, '                self.save("evaluation")\n',
+         "                pass\n"),
+        ("what is outside of steps that no batch begins", 1,
+         "            self.within.update(self.spent)\n", "            pass\n"),
+    ],
+    f"{SPEED}[batches-that-are-lists]": [
+        ("a list as long as its sampler says", 1, "told if told in found + lists else ", ""),
+    ],
+    f"{SPEED_FILE}::test_collectives_of_steps": [
+        ("collectives of all steps", 1, "self.calls = max(calls, default=0)",
+         'self.calls = max(r["collectives"] / r["steps"] for each in plain for r in each)'),
+    ],
     f"{SPEED}[accumulation-with-no_sync]": [
         ("windows without communication", 1,
          'windows.kind != "communication" and ddp.__dict__', "ddp.__dict__"),
