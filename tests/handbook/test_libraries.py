@@ -515,6 +515,57 @@ def test_processes_that_do_not_find_each_other(
     assert len(result.lines("epoch 0: ")) == 2 and result.lines(shown), result.output
 
 
+TINY_MODEL = """
+import sys
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+kind, folder, weights = sys.argv[1:]
+sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+torch.manual_seed(0)
+if weights == "-":
+    config = getattr(transformers, f"{kind}Config")(**sizes, dtype="bfloat16")
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+else:
+    import math, fsdp
+    config = AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.load_state_dict(torch.load(weights))
+    inputs, targets = fsdp.collate(fsdp.make_sentences(61, seed=2))
+    with torch.no_grad():
+        total = fsdp.sum_of_losses(model, inputs, targets)
+    print(f"perplexity {math.exp(total / (targets != fsdp.PAD).sum()):.4f}")
+"""
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Mistral", "Gemma2"])
+def test_in_shards(kind: str, installed: Callable, tmp_path: Path) -> None:
+    """A model of transformers in language_model/fsdp.py: the same on one rank and on two, with
+    LoRA or without, and transformers loads what it exports. (Gemma2's embeddings are tied.)"""
+    example = ROOT / "docs/examples/tasks/language_model"
+    (tmp_path / "fsdp.py").write_text((example / "fsdp.py").read_text())
+    (tmp_path / "tiny.py").write_text(TINY_MODEL)
+    env = installed("transformers") | {"HF_HUB_OFFLINE": "1"}
+
+    def said(*words: object) -> list[str]:
+        result = run_short(words, tmp_path, env=env)
+        assert result.returncode == 0, result.output
+        return re.findall(r"perplexity [\d.]+", result.stdout)
+
+    said("git", "apply", "-p0", example / "transformers.diff")
+    said(sys.executable, "tiny.py", kind, "model", "-")
+    for options in ([], ["--lora", "4", "--recompute"]):
+        flags = ["fsdp.py", "--weights", "model", "--steps", "14", *options]
+        one, two = (
+            said(*TORCHRUN, n, *flags, "--folder", f"{n}{len(options)}", "--export", "model.pt")
+            for n in (1, 2)
+        )
+        assert one == two and len(two) == 2
+        assert said(sys.executable, "tiny.py", kind, "model", "model.pt") == two[-1:]
+
+
 # What is changed in multi.py of transformers, and what the comparison then says first.
 FINE_TUNED = [
     ("", "", ""),

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import runpy
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -223,6 +224,15 @@ def test_in_shards_as_with_ddp(in_shards: tuple, undisturbed: Callable) -> None:
     expected, saved = undisturbed(script_of("language_model", 2), 2)
     assert lines == expected
     torch.testing.assert_close(weights, dict(saved["model"]), rtol=0, atol=1e-5)
+
+
+def test_difference_for_transformers(tmp_path: Path) -> None:
+    """It fits. What becomes of it: test_libraries.py."""
+    shutil.copy(FSDP, tmp_path)
+    words = ["git", "apply", "-p0", FSDP.with_name("transformers.diff")]
+    done = run(words, tmp_path, env={"GIT_CEILING_DIRECTORIES": str(tmp_path.parent)})
+    assert done.returncode == 0, done.output
+    compile((tmp_path / FSDP.name).read_text(), FSDP.name, "exec")
 
 
 def names_in(folder: Path) -> set[str]:
