@@ -372,7 +372,7 @@ class Windows:
             self.loop = (self.loop or 0.0) + time.perf_counter() - self.handed
             self.handed = None
         if model.training or torch.is_grad_enabled():
-            if not self.trained:
+            if not self.trained and not self.gave:  # a loader may be made anew for each epoch
                 self.turn_to("steps")
         elif not self.gave:
             often, self.evaluated = self.steps <= self.evaluated + 1, self.steps
