@@ -148,8 +148,10 @@ class Windows:
         workers = max((one.num_workers for one in loaders), default=-1)
         notes.event("ready", sharded=sharded, workers=workers, **ready)
         for one in outermost(set(map(id, params))):
-            for model in (one, one.module) if one in self.wrapped else (one,):
-                model.register_forward_pre_hook(begin_forward)
+            one.register_forward_pre_hook(begin_forward)
+            inner = one.module if one in self.wrapped else one  # which evaluations may call
+            if inner is not one and not (inner._compiled_call_impl or hasattr(inner, "_orig_mod")):
+                inner.register_forward_pre_hook(begin_forward)
         self.plan = read_plan()
         self.open_window()
         self.spent.clear()
