@@ -1159,7 +1159,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("each kind's advice is explained", 1, "for _, *rest in kinds for", "for rest in [] for"),
     ],
     f"{DOCTOR}::test_one_file": [
-        ("the doctor says how it was called", 1, "finding.lines(own_call())", "finding.lines()"),
+        ("the doctor says how it was called", 1, "(finding, own_call())", "(finding)"),
     ],
     f"{DOCTOR}::test_installed": [
         ("the installed doctor calls itself by its name", 1,
