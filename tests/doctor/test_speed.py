@@ -277,6 +277,7 @@ SAID = {
 }  # fmt: skip
 ALWAYS = [
     "batches that are changed",
+    "batches that are lists",
     "a slow data set on one rank",
     "a slow rank, and a loss that is logged",
     "accumulation with no_sync",
