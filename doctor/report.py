@@ -91,6 +91,7 @@ class Report:
         self.findings.append(Finding(which, severity, file, line, text, advice, name, values))
 
     def told(self, found: Finding, doctor: str = "python doctor") -> list[str]:
+        """The lines of a finding. doctor: how it was called."""
         at = f"  {short([found.file, found.line])}" if found.file else ""
         title = f"{self.word(found.severity)}  {found.id}{at}"
         more = f"{doctor} --explain {found.id}"

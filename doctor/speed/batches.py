@@ -60,8 +60,8 @@ def versions(batch: object) -> list[int]:
 
 
 def size_of(batch: object, told: object = None) -> int:
-    """Its samples: as many as its sampler says, if anything in it is so long: images of unlike
-    sizes come as a list, and the first one has three colours. Else as its first tensor is long."""
+    """Its samples. told: how many its sampler puts into a batch, which holds if a list or a tensor
+    in this one is so long. (Of a list of images the first tensor's length is 3, its colours.)"""
     found = [len(value) for value in tensors_in(batch) if value.dim()]
     parts = [batch, *batch] if isinstance(batch, list | tuple) else []
     lists = [len(one) for one in parts if isinstance(one, list | tuple)]

@@ -232,7 +232,9 @@ def test_difference_for_transformers(tmp_path: Path) -> None:
     words = ["git", "apply", "-p0", FSDP.with_name("transformers.diff")]
     done = run(words, tmp_path, env={"GIT_CEILING_DIRECTORIES": str(tmp_path.parent)})
     assert done.returncode == 0, done.output
-    compile((tmp_path / FSDP.name).read_text(), FSDP.name, "exec")
+    text = (tmp_path / FSDP.name).read_text()
+    assert "AutoConfig" in text and "GPT()" not in text
+    compile(text, FSDP.name, "exec")
 
 
 def names_in(folder: Path) -> set[str]:

@@ -18,13 +18,8 @@ from pygments.token import STANDARD_TYPES
 from .forms import SiteError
 
 ROOT = Path(__file__).resolve().parents[2]
-LANGUAGES = {
-    ".py": "python",
-    ".sh": "bash",
-    ".sbatch": "bash",
-    ".yaml": "yaml",
-    ".diff": "diff",  # others: text
-}
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".diff": "diff"}  # others: text
+LANGUAGES |= dict.fromkeys([".sh", ".sbatch"], "bash")
 # Most tokens are of these classes, and all of them have the colour of plain text.
 PLAIN = {"", "n", "w", "esc", "x"}
 # A comment of which a phone has no need: a bar marks the line, the note names the step.

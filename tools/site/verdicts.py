@@ -94,7 +94,6 @@ def verdict(path: str, name: str, language: str) -> tuple[list[str], list[str]]:
     report = Report(language)
     for row in json.loads(VERDICTS.read_text(encoding="utf-8"))[name]:
         report.find(row["name"], row["at"], mild=row["mild"], **row["values"])
-    said = [line for found in report.findings for line in report.told(found)] or [
-        report.say("nothing")
-    ]
-    return of_case(read_case(case)) if file == case else of_fault(name), said
+    said = [line for found in report.findings for line in report.told(found)]
+    shown = of_case(read_case(case)) if file == case else of_fault(name)
+    return shown, said or [report.say("nothing")]
