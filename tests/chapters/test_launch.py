@@ -28,6 +28,7 @@ ARGV = ["--synthetic", "40", *TINY, "--epochs", "1"]
 on_cpu = {"CUDA_VISIBLE_DEVICES": ""}
 
 
+@pytest.mark.proof
 def test_two_nodes(crew: Crew, tmp_path: Path) -> None:
     """Two parents of 03 that meet on loopback stand for two machines: one job, and of its two
     local ranks 0 only the global rank 0 writes. Its result is that of two local processes. (For

@@ -22,7 +22,6 @@ from crew import Crew
 from examined import assert_all_ran, contract, examined_text, record, shown
 from harness import (
     CHAPTERS,
-    HOROVOD,
     PATIENCE,
     ROOT,
     SLURM,
@@ -556,33 +555,20 @@ def test_a_rank_that_never_comes(tmp_path: Path) -> None:
 FLAGS = ["--synthetic", "80", "--epochs", "2", *TINY, "--workers", "1", "--output-dir", "out"]
 
 
-def launched(chapter: str, argv: list, folder: Path) -> None:
-    """A chapter under the doctor, by its own launcher: nothing is found."""
-    command = command_for(chapter, argv, 1 if chapter.startswith("01") else 2)
-    result = run([*TOOL, "--json", folder / "verdict.json", *command], folder)
-    assert result.returncode == 0, result.output
-    written = json.loads((folder / "verdict.json").read_text())
-    assert written["findings"] == [], result.output
-    assert "all" not in [row["id"] for row in written["not_checked"]], written
-
-
-@pytest.mark.parametrize("chapter", table([HOROVOD, SLURM], [HOROVOD]))
-def test_launchers(chapter: str, tmp_path: Path) -> None:
-    """With loader workers. (torchrun and mp.spawn have tests above.)"""
-    if chapter == SLURM:
-        skip_without_slurm()
-    launched(chapter, [*FLAGS, "--synthetic", "24"], tmp_path)
-
-
 @pytest.mark.proof
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_chapters(chapter: str, tmp_path: Path) -> None:
-    """Two epochs, an evaluation and a resume of each chapter are found right."""
+    """In two epochs, an evaluation and a resume of a chapter, by its launcher, nothing is found."""
     if chapter == SLURM:
         skip_without_slurm()
-    launched(chapter, FLAGS, tmp_path)
-    launched(chapter, [*FLAGS, "--evaluate", "--resume", "out/checkpoint.pt"], tmp_path)
-    launched(chapter, [*FLAGS, "--epochs", "3", "--resume"], tmp_path)
+    resumed = ["--evaluate", "--resume", "out/checkpoint.pt"], ["--epochs", "3", "--resume"]
+    for more in ([], *resumed):
+        command = command_for(chapter, [*FLAGS, *more], 1 if chapter.startswith("01") else 2)
+        result = run([*TOOL, "--json", "verdict.json", *command], tmp_path)
+        assert result.returncode == 0, result.output
+        written = json.loads((tmp_path / "verdict.json").read_text())
+        assert written["findings"] == [], result.output
+        assert "all" not in [row["id"] for row in written["not_checked"]], written
 
 
 def test_compiled_collectives(crew: Crew, tmp_path: Path) -> None:

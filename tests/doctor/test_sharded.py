@@ -297,6 +297,7 @@ ALONE = (  # rank 0 evaluates, and the other one goes on to what gathers the mod
 )  # fmt: skip
 
 
+@pytest.mark.proof
 def test_rank_0_evaluates_alone(tmp_path: Path) -> None:
     """By a launch: gloo ends the other rank. And what waits until the script imports FSDP."""
     text = faults.changed(FSDP, (*PROGRAMS["never reduced"][0], *ALONE))

@@ -1508,8 +1508,9 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the name of the home page", 1, "config.site_name if home else page.title", "page.title"),
     ],
     f"{SITE}::test_links_to_files": [
-        ("files that one language links to", 1, "    read.cache_clear()\n",
-         "    linked.clear()\n    read.cache_clear()\n"),
+        ("files that one language links to", 1, "def on_page_content(",
+         "def on_pre_build(config: MkDocsConfig) -> None:\n    linked.clear()\n\n\n"
+         "def on_page_content("),
     ],
     f"{SITE}::test_the_course_has_one_next": [
         ("one next page in the course", 1, '    "getting-started.md": {"hide": ["footer"]},\n', ""),

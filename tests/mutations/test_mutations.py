@@ -29,21 +29,20 @@ def files_of(root: Path) -> list[Path]:
 
 def patched(path: Path, text: str, mutation: Mutation) -> str:
     """What the file becomes: of tasks only by the patch of a test of them, which has no other."""
+    if mutation.old not in text:
+        return text
     if path.is_relative_to(ROOT / "docs/examples") != mutation.test.startswith(TASKS):
         return text
     return text.replace(mutation.old, mutation.new)
 
 
 def test_every_patch_still_fits() -> None:
-    """Its text stands in the files, it leaves Python (or any test would notice), and its test is
-    there."""
+    """Its text stands in the files, and its test is there."""
     texts = {path: path.read_text() for path in files_of(ROOT)}
     for mutation in MUTATIONS:
         found = {path: patched(path, text, mutation) for path, text in texts.items()}
         changed = [path for path, text in found.items() if text != texts[path]]
         assert len(changed) >= mutation.files, mutation.name
-        if changed[0].suffix == ".py":
-            ast.parse(found[changed[0]])
         file, test = mutation.test.partition("[")[0].split("::")
         assert f"def {test}(" in (ROOT / file).read_text(), mutation.test
 
@@ -86,7 +85,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_is_noticed(mutation: Mutation, copy: Path) -> None:
     """The test, which is green in this session, fails without the protection."""
     for path in files_of(ROOT):
-        text = patched(path, path.read_text(), mutation)
+        before = path.read_text()
+        text = patched(path, before, mutation)
+        if path.suffix == ".py" and text != before:
+            ast.parse(text)  # what is no Python any test would notice
         (copy / path.relative_to(ROOT)).write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     command += ["-m", "not proof", mutation.test]  # by what `make test` runs

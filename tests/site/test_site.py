@@ -287,7 +287,10 @@ def test_contents_of_a_long_page(page: Page, address: str) -> None:
     page.wait_for_function(reads, arg="#step-5")
 
 
-@pytest.mark.parametrize("name", ["", f"{WALKED}?a=1#how"])
+PLACE = f"{WALKED}?a=1#how"
+
+
+@pytest.mark.parametrize("name", table(["", PLACE], [PLACE]))
 def test_other_language(page: Page, address: str, name: str) -> None:
     """A link leads there and back, to the same place of the same page."""
     page.goto(address + name)

@@ -23,7 +23,7 @@ from tools.site.break_it import widget
 from tools.site.codealong import COPIES, LEGEND, file_address, linked
 from tools.site.forms import DESCRIPTION, repository_path
 from tools.site.plain import plain
-from tools.site.source import ROOT, SiteError, read, style
+from tools.site.source import ROOT, SiteError, style
 from tools.site.theme import change_scripts
 
 # What the site is told of pages; in a page GitHub would show it as a table. Wide ones need the room
@@ -85,10 +85,6 @@ DIRECTORY = re.compile(r"((^|/)index)?\.html")
 def on_config(config: MkDocsConfig) -> None:
     if not config.use_directory_urls:
         config.extra["polyfills"] = ["assets/javascripts/from-disk.js"]
-
-
-def on_pre_build(config: MkDocsConfig) -> None:
-    read.cache_clear()
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -199,17 +199,19 @@ class Source:
         return min((len(s) - len(s.lstrip()) for s in lines if s.strip()), default=0)
 
 
-@cache
 def read(path: str) -> Source:
-    """A file of the repository, parsed once in a build."""
+    """A file of the repository."""
     file = ROOT / path
     if not file.is_file():
         near = sorted(str(p.relative_to(ROOT)) for p in file.parent.glob("*") if p.is_file())
         raise SiteError(f"there is no file {path}; beside it: {', '.join(near)}")
-    return Source(path, file.read_text(encoding="utf-8"))
+    return parsed(path, file.read_text(encoding="utf-8"))
 
 
-@cache
+# By its text: MkDocs builds each language by itself, and `make serve` anew after each change.
+parsed = cache(Source)
+
+
 def translated(source: Source, language: str) -> Source:
     """The same code with the comments of comments.LANGUAGE.json beside it, if there is one. Those
     of all minimal.py are in docs/examples: a chapter's folder holds what is copied, no more."""
@@ -225,4 +227,4 @@ def translated(source: Source, language: str) -> Source:
             raise SiteError(f"{table.relative_to(ROOT)} lacks line {n} of {source.path}: {text!r}")
         before, _, after = lines[n - 1].rpartition(text)
         lines[n - 1] = before + known[text] + after
-    return Source(source.path, "\n".join(lines) + "\n")
+    return parsed(source.path, "\n".join(lines) + "\n")
