@@ -18,8 +18,8 @@ from warm import run_warm
 EXAMPLES = sorted((ROOT / "docs/examples/handbook").glob("*.py"))
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": ""}  # as the pages say
 PAGES = sorted(ROOT.glob("docs/??/handbook/*.md"))
-# These start torchrun, or Pythons by mp.spawn, again and again, print what torchrun tells them, wait
-# for a timeout or train: 5 to 15 s.
+# These train, start torchrun, or Pythons by mp.spawn, again and again, print what torchrun tells
+# them, or wait for a timeout: 5 to 15 s.
 ONLY_LAUNCHED = {"cifar_train", "coll_monitored_barrier", "elastic_env", "elastic_logs",
                  "elastic_nodes", "elastic_resume", "elastic_signals", "group_init_errors",
                  "group_init_methods", "group_new_group_missing", "group_timeout",
