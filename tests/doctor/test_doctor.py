@@ -1,5 +1,6 @@
 """The doctor finds what is wrong in a script, and nothing in a right one."""
 
+import csv
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from zipfile import ZipFile
@@ -43,7 +45,7 @@ from doctor import checks
 from doctor.checks.evaluation import counted
 from doctor.checks.randomness import equal_stream
 from doctor.command import NAMES, check_line, parse_args
-from doctor.findings import KINDS, SEVERITIES
+from doctor.findings import CHECKS, KINDS, SEVERITIES
 from doctor.ranks import Pass, Rank, ranks_of
 from doctor.recorder.contents import contents, fingerprint
 from doctor.recorder.data import is_of_accelerate
@@ -699,3 +701,19 @@ def test_contract_of_the_two_halves() -> None:
         assert event in probes or event not in EVERY, f"{event}: a probe with that name"
     names = re.findall(r'event\(\s*"(\w+)"', "".join(written.values()))
     assert set(names) == set(contract())
+
+
+def test_where_a_check_looks_at_nothing() -> None:
+    """EVENTS.md has each check once, reasons that a verdict can give, programs that are there."""
+    part = (ROOT / "doctor/EVENTS.md").read_text().partition('<a id="nothing">')[2]
+    rows = re.findall(r"^\| `(.*)` \| .* \| (.*) \| (.*) \| (.*) \|$", part, re.M)
+    here, listed = Path(__file__).parent, []
+    tests = "".join(path.read_text() for path in here.glob("*.py"))
+    files = {path.stem for path in here.glob("right/*.py")}
+    for names, reasons, *shown_by in rows:
+        listed += names.split("`, `")
+        assert reasons.startswith("(") or set(reasons.split(", ")) <= set(read_words("en")), reasons
+        for name in chain(*csv.reader(shown_by, skipinitialspace=True)):
+            known = name in ("fault", *files) or f'"{name}"' in tests or f"def {name}(" in tests
+            assert known, name
+    assert sorted(listed) == sorted(name for check in CHECKS for name in check.names)
