@@ -226,6 +226,18 @@ def test_in_shards_as_with_ddp(in_shards: tuple, undisturbed: Callable) -> None:
     torch.testing.assert_close(weights, dict(saved["model"]), rtol=0, atol=1e-5)
 
 
+def test_offloaded(in_shards: tuple, tmp_path: Path) -> None:
+    """The same training where weights, gradients and Adam's state wait on the CPU."""
+    lines, weights = in_shards
+    assert launch(tmp_path, 2, "--offload", "--export", "model.pt") == lines
+    # A bias of keys changes no softmax: its gradient is rounding, and Adam makes whole steps of it.
+    found, expected = (
+        {name: tensor for name, tensor in model.items() if not name.endswith("qkv.bias")}
+        for model in (load_state(tmp_path / "model.pt"), weights)
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
 def test_difference_for_transformers(tmp_path: Path) -> None:
     """It fits. What becomes of it: test_libraries.py."""
     shutil.copy(FSDP, tmp_path)

@@ -25,7 +25,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
@@ -163,14 +168,20 @@ def sharded_model(args, device):
         # Blocks compute in 16 bits; gradients of many ranks need 32 to be added up, and weights
         # to be changed by little.
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    offload = OffloadPolicy()  # none
+    if args.offload:
+        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+    sharding = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
     for block in model.blocks:
         if args.recompute:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-        fully_shard(block, mesh=mesh, mp_policy=policy)  # gathered when it computes, then freed
-    fully_shard(model, mesh=mesh, mp_policy=policy)  # the root last: it takes what is left
+        fully_shard(block, **sharding)  # gathered when it computes, then freed
+    fully_shard(model, **sharding)  # the root last: it takes what is left
     # Layers that share a weight, such as embedding and head, must be in one unit: the root's.
 
-    model.to_empty(device=device)  # now there is memory, with anything in it
+    # Now there is memory, with anything in it.
+    model.to_empty(device="cpu" if args.offload else device)
+
     whole = whole_model(args) if dist.get_rank() == 0 else None
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(model, whole.state_dict() if whole else {}, options=options)
@@ -178,6 +189,9 @@ def sharded_model(args, device):
         if whole:
             buffer.copy_(whole.get_buffer(name))
         dist.broadcast(buffer, src=0)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))  # FSDP brings weights to the GPU, not these
     return model
 
 
@@ -319,6 +333,7 @@ def read_arguments():
     parser.add_argument("--steps", type=int, default=28)
     parser.add_argument("--bf16", action="store_true", help="compute in it; weights stay float32")
     parser.add_argument("--recompute", action="store_true", help="activations, block by block")
+    parser.add_argument("--offload", action="store_true", help="weights and Adam's state to CPUs")
     parser.add_argument("--weights", help="begin with this plain file")
     parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="freeze the rest")
     parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
@@ -348,7 +363,8 @@ def main():
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # gloo too: with --offload gradients are on the CPU, and so is the sum of their norms.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     train_set, val_set = make_sentences(255, seed=7), make_sentences(61, seed=2)
@@ -384,9 +400,9 @@ def main():
         dist.all_reduce(counts)
         tokens, stop = counts[0], counts[1].item() > 0
         for number, (inputs, targets) in enumerate(group, start=1):
-            # Until the last micro-batch each rank adds up whole gradients, 4 bytes a parameter.
-            # Without this line parts are added up, and each micro-batch sends its gradients.
-            model.set_requires_gradient_sync(number == len(group))
+            # Until the last micro-batch each rank adds up whole gradients, 4 bytes a parameter on
+            # its GPU. Where that is too much, parts are added up, and each micro-batch sends them.
+            model.set_requires_gradient_sync(args.offload or number == len(group))
             loss = sum_of_losses(model, inputs, targets) / tokens
             (loss * world_size).backward()  # FSDP divides by world_size, as DDP does
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm of all parts
