@@ -225,8 +225,16 @@ def run(args: argparse.Namespace, command: list[str], job: Job, say: Callable) -
             at, inside = read_stack(path)
             if at and "/bin/" not in at[0]:  # torchrun
                 print_still(say("process"), at, inside, say)
+        if status and not job.ended and "rounding" in (args.without or ""):
+            print("doctor: " + say("quantized", do=without_rounding(args, say)))
         fail(say("early_by" if job.ended else "early", by=job.ended, why=job.why()))
     return ranks
+
+
+def without_rounding(args: argparse.Namespace, say: Callable) -> str:
+    """What to type where it cannot be taken out."""
+    left = ",".join(part for part in args.without.split(",") if part != "rounding")
+    return say("leave_out" if left else "leave_without", parts=left)
 
 
 def no_torch(job: Job, say: Callable) -> str:
@@ -299,13 +307,11 @@ def run_in_folder(
     with recorded(lambda folder: Job(folder, without, of_first)) as job:
         ranks = run(args, command, job, say)
     print_ended(job, ranks, say)
-    parts = (args.without or "").split(",")
     errors = " ".join(rank.ended.get("error", "") for rank in ranks)
-    if "rounding" in parts and all(
+    if "rounding" in (args.without or "") and all(
         re.search(kind, errors, re.I) for kind in ("double", "float|half")
     ):
-        left = ",".join(part for part in parts if part != "rounding")
-        print("doctor: " + say("coarse" if left else "coarse_alone", parts=left))
+        print("doctor: " + say("coarse", do=without_rounding(args, say)))
     return job, ranks
 
 

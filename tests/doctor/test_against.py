@@ -555,3 +555,13 @@ def test_rounding_that_cannot_be_taken_out(
     command.run_in_folder(args, ["another"], Report("en").say)
     said = capsys.readouterr().out
     assert "type --without shuffling,batchnorm,dropout,draws\n" in said, said
+
+
+def test_weights_that_cannot_be_float64(tmp_path: Path) -> None:
+    """A script that ends as it loads them, before anything of it was seen."""
+    (tmp_path / "script.py").write_text("import torch\n\nraise RuntimeError('no such type')\n")
+    options = ["--lang", "en", "--without", "all", "--against", f"{sys.executable} script.py"]
+    doctor = [sys.executable, ROOT / "doctor", *options, sys.executable, "script.py"]
+    result = run_short(doctor, tmp_path)
+    assert "if it loads such, type --without shuffling,batchnorm,dropout,draws\n" in result.stdout
+    assert result.returncode == 2, result.output

@@ -570,6 +570,46 @@ def test_in_shards(kind: str, installed: Callable, tmp_path: Path) -> None:
         assert said(sys.executable, "tiny.py", kind, "model", "model.pt") == two[-1:]
 
 
+# LoRA beside frozen weights of 4 bits, as the page has it.
+FOUR_BITS = (
+    ("get_peft_model\n", "get_peft_model, prepare_model_for_kbit_training\n"),
+    ("import T5Config", "import BitsAndBytesConfig, T5Config"),
+    ("    model = T5ForConditionalGeneration(config)\n", """\
+    four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    load = T5ForConditionalGeneration.from_pretrained
+    model = load("base", quantization_config=four, device_map={"": "cpu"})
+    model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    assert str(model.shared.weight.dtype) == "torch.float32"
+    assert str(model.encoder.block[0].layer[0].SelfAttention.q.weight.dtype) == "torch.uint8"
+"""),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [(), ("(loss * world_size)", "(loss)")])
+def test_four_bits(wrong: tuple[str, ...], installed: Callable, tmp_path: Path) -> None:
+    """QLoRA: the same on two processes, to rounding, and the doctor finds a mistake in it."""
+    for name in ("single.py", "multi.py"):
+        text = (FINE_TUNING / name).read_text()
+        for old, new in FOUR_BITS:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        (tmp_path / name).write_text(text.replace(*wrong) if wrong else text)
+    env = installed("transformers", "peft", "accelerate", "bitsandbytes")
+    whole = (FINE_TUNING / "single.py").read_text().partition("    lora = ")[0]
+    (tmp_path / "base.py").write_text(
+        f'{whole}    model.save_pretrained("base")\n\nbuild_model()\n'
+    )
+    result = run([sys.executable, "base.py"], tmp_path, env=env)
+    assert result.returncode == 0, result.output
+
+    options = "--lang en --without shuffling,batchnorm,dropout,draws --steps 1000".split()
+    doctor = [sys.executable, ROOT / "doctor", *options, "--against", "python single.py"]
+    two = shlex.split("torchrun --standalone --nproc-per-node 2 multi.py")
+    result = run([*doctor, *two], tmp_path, env=env)
+    first = "DIFFERENT: At step 1" if wrong else "Nothing differs.\n"
+    assert first in result.stdout and result.returncode == bool(wrong), result.output
+
+
 # What is changed in multi.py of transformers, and what the comparison then says first.
 FINE_TUNED = [
     ("", "", ""),
