@@ -35,6 +35,16 @@ def pytest_configure(config: pytest.Config) -> None:
     part_of(config.getoption("part"))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Smoke tests need requirements.txt and pytest; other files of tests, and their folders, import
+    what is in requirements-dev.txt."""
+    if config.option.markexpr != "smoke":
+        return None
+    files = [collection_path, *collection_path.glob("**/test_*.py")]
+    marked = any("pytest.mark.smoke" in path.read_text("utf-8") for path in files if path.is_file())
+    return None if marked else True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A chapter whose library is not here is skipped, in every table of chapters; and so is 08
     where torch has no fully_shard for CPUs."""

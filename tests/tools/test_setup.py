@@ -3,12 +3,13 @@
 import fcntl
 import hashlib
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import TextIO
 
 import pytest
-from harness import PATIENCE, ROOT, TOOLS, Result, finish, run, start
+from harness import CHAPTERS, PATIENCE, ROOT, TOOLS, Result, finish, run, start
 
 PREPARE = ROOT / "tests/support/prepare.sh"
 SCRIPTS = (PREPARE, *TOOLS.glob("*.sh"), *ROOT.glob("05_horovod/*.sh"),
@@ -28,6 +29,18 @@ def executable(path: Path, text: str) -> Path:
 def test_shellcheck(tmp_path: Path) -> None:
     result = run(["shellcheck", *SCRIPTS], tmp_path)
     assert result.returncode == 0, result.output
+
+
+def test_what_smoke_tests_need(tmp_path: Path) -> None:
+    """On a machine that has torch, torchvision, tqdm and pytest alone they are found, and nothing
+    is skipped: no other file of tests, which may import more, is opened."""
+    for package in ("cmarkgfm", "jieba", "markdown", "matplotlib", "mkdocs", "playwright",
+                    "pymdownx", "safetensors"):  # fmt: skip
+        (tmp_path / f"{package}.py").write_text("raise ModuleNotFoundError")
+    command = [sys.executable, "-m", "pytest", "-m", "smoke", "--collect-only", "-q"]
+    result = run(command, ROOT, env={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 0 and "SKIPPED" not in result.stdout, result.output
+    assert result.stdout.count("tests/chapters/test_smoke.py::") == len(CHAPTERS), result.output
 
 
 # ------------------------------------------------------------------------------------- apt's locks
