@@ -76,7 +76,8 @@ def take_part(config: pytest.Config, items: list[pytest.Item]) -> None:
     part, parts = part_of(config.getoption("part"))
     mine, others = [], []
     for item in items:
-        is_mine = zlib.crc32(item.nodeid.encode()) % parts == part - 1
+        name = item.nodeid.partition("@")[0]  # behind it pytest-xdist puts its group
+        is_mine = zlib.crc32(name.encode()) % parts == part - 1
         (mine if is_mine else others).append(item)
     items[:] = mine
     config.hook.pytest_deselected(items=others)
