@@ -19,7 +19,8 @@ from check_twins import but_rounding, commands
 from harness import HOROVOD, ROOT, Result, command_for, download, run, run_short
 from test_recipes import RECORDS, tar_of
 
-pytestmark = pytest.mark.proof
+# One after the other: `fabric run` always takes port 29400, and each library is installed once.
+pytestmark = [pytest.mark.proof, pytest.mark.xdist_group("libraries")]
 NAMES = ("recipes", "tools")
 PAGES = [ROOT / f"docs/{language}/{name}.md" for language in ("en", "zh") for name in NAMES]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
