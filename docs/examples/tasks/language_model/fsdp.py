@@ -363,8 +363,9 @@ def main():
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    # gloo too: with --offload gradients are on the CPU, and so is the sum of their norms.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    # Clipping adds up norms where the gradients are: with --offload on the CPU, by gloo.
+    backends = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl" if args.offload else "nccl"}
+    dist.init_process_group(backends[device.type])
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     train_set, val_set = make_sentences(255, seed=7), make_sentences(61, seed=2)
