@@ -8,7 +8,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from harness import ROOT, run
+from harness import PATIENCE, ROOT, run
 
 pytest.importorskip("playwright", reason="needs requirements-dev.txt")
 from playwright.sync_api import Browser, Page
@@ -67,7 +67,7 @@ def page(chromium: Browser, address: str) -> Iterator[Page]:
     """A page in which nothing may go wrong: requests that leave this machine (the site works
     without a network), answers that say no, errors of scripts."""
     opened = chromium.new_page(viewport={"width": 1440, "height": 900})
-    opened.set_default_timeout(300_000)  # ms; the machine may be busy
+    opened.set_default_timeout(500 * PATIENCE)  # ms; half of what a test may take
     wrong: list[str] = []
 
     ours = (address, "data:", "blob:")
