@@ -81,6 +81,7 @@ class Source:
         """Outer ones first."""
         return [node for node in ast.walk(self.tree) if isinstance(node, ast.stmt)]
 
+    @cached_property
     def comments(self) -> dict[int, str]:
         """What is said on a line: a comment, or a line of a docstring's first paragraph."""
         found = {}
@@ -222,7 +223,7 @@ def translated(source: Source, language: str) -> Source:
         return source
     known = json.loads(table.read_text(encoding="utf-8"))
     lines = list(source.lines)
-    for n, text in source.comments().items():
+    for n, text in source.comments.items():
         if text not in known:
             raise SiteError(f"{table.relative_to(ROOT)} lacks line {n} of {source.path}: {text!r}")
         before, _, after = lines[n - 1].rpartition(text)
