@@ -107,6 +107,8 @@ def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, list[str]]:
     val_view = v2.Compose([v2.Resize(size * 8 // 7), v2.CenterCrop(size)])  # 256/224
     train_set = ImageFolder(args.data / "train", train_view, loader=load_image)
     val_set = ImageFolder(args.data / "val", val_view, loader=load_image)
+    check_links(train_set)
+    check_links(val_set)
     return train_set, val_set, train_set.classes
 
 
@@ -389,6 +391,17 @@ def check_image_folders(data: Path) -> None:
         fail(f"{data}/train has one folder, {train.pop()!r}: it needs one per class")
 
 
+def check_links(dataset: ImageFolder) -> None:
+    """Fail where a link leads to a folder above it: ImageFolder would follow it 40
+    times, and take the images of other classes for those of this one."""
+    root = Path(dataset.root)
+    folders = (path.rpartition("/")[0] for path, _ in dataset.samples)
+    for folder in map(Path, dict.fromkeys(folders)):
+        inside = [one for one in (folder, *folder.parents) if one.is_relative_to(root)]
+        if len({one.resolve() for one in inside}) < len(inside):
+            fail(f"{folder}: a link in this path leads to a folder above: remove it")
+
+
 def check_enough(args: Namespace, train_set: Dataset) -> None:
     """Fail where an epoch would have no step."""
     if len(train_set) < args.batch_size and not args.evaluate:
@@ -431,6 +444,8 @@ def fingerprint(dataset: Dataset) -> str:
 def load_image(path: str) -> Tensor:
     """The picture as uint8 RGB (3, height, width). Raises ValueError with the path."""
     try:
+        if not os.path.isfile(path):  # a pipe would be waited for
+            raise ValueError("it is not a file")
         # decode_image(path) would map the file into memory: a disk that fails would end
         # the process with a "Bus error", without the name of the file.
         data = torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
@@ -496,6 +511,8 @@ def open_log(args: Namespace) -> TextIO:
     path = args.output_dir / ("evaluate.jsonl" if args.evaluate else "metrics.jsonl")
     try:
         args.output_dir.mkdir(parents=True, exist_ok=True)
+        if path.is_fifo():  # whose reader would be waited for
+            raise OSError("it is a pipe")
         file = path.open("a", buffering=1)  # a line at a time
     except OSError as error:
         fail(f"cannot write {path}: {error}")
@@ -510,8 +527,10 @@ def open_log(args: Namespace) -> TextIO:
         fail(f"another run is at work in {args.output_dir}: `fuser {path}` names it")
     except OSError as error:  # some file systems of clusters have no locks
         print(f"cannot lock {path} ({error}): start no second run in its folder")
-    holds_run = file.tell() or os.path.lexists(args.output_dir / "checkpoint.pt")
-    if holds_run and args.resume != "":
+    kept = (args.output_dir / name for name in ("checkpoint.pt", "best.pt"))
+    holds_run = file.tell() or any(map(os.path.lexists, kept))
+    from_here = Path(args.resume or "/").resolve().parent == args.output_dir.resolve()
+    if args.resume != "" and (holds_run or from_here):
         hint = "use --resume without PATH, or another --output-dir"
         fail(f"{args.output_dir} holds a run: {hint}")
     return file
@@ -561,6 +580,11 @@ def log_start(
     elif checkpoint["images"] != run["images"]:
         images = f"{run['images']} images, before {checkpoint['images']}"
         print(f"the run goes on with other images: {images}")
+    kept = checkpoint["optimizer"]
+    weights = sum(len(group["params"]) for group in kept.get("param_groups", []))
+    if len(kept["state"]) < weights:
+        has = f"momentum of {len(kept['state'])} of {weights} weights"
+        print(f"the checkpoint has {has}: that of the others begins at 0")
 
 
 def describe_run(model_name: str, classes: list[str], train_set: Dataset) -> dict:
@@ -608,7 +632,7 @@ def check_best(args: Namespace) -> None:
 
 def read_checkpoint(path: Path) -> dict:
     """What the file holds. Fails if it is not there, damaged, or of another kind."""
-    if not path.exists():
+    if not path.is_file():
         fail(f"--resume {path}: there is no such file")
     try:
         if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():
@@ -652,14 +676,16 @@ def save_checkpoint(state: dict, path: Path) -> None:
     torch.save(state, data)
     temporary = path.with_suffix(".tmp")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # a link would be written through
+        with temporary.open("xb") as file:
             file.write(data.getbuffer())
             file.flush()
             os.fsync(file.fileno())  # otherwise a power cut may leave it empty
+        temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        if temporary.is_file():
+            temporary.unlink()
         fail(f"cannot save {path}: {error}")
-    temporary.replace(path)
 
 
 if __name__ == "__main__":

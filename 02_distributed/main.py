@@ -103,6 +103,8 @@ def build_datasets(args: Namespace) -> tuple[Dataset, Dataset, list[str]]:
     val_view = v2.Compose([v2.Resize(size * 8 // 7), v2.CenterCrop(size)])  # 256/224
     train_set = ImageFolder(args.data / "train", train_view, loader=load_image)
     val_set = ImageFolder(args.data / "val", val_view, loader=load_image)
+    check_links(train_set)
+    check_links(val_set)
     return train_set, val_set, train_set.classes
 
 
@@ -291,7 +293,7 @@ def main(argv: list[str] | None = None) -> None:
     train_set, val_set, classes = build_datasets(args)
     model_name = f"{args.arch} with {len(classes)} classes"
     run = describe_run(model_name, classes, train_set)
-    checkpoint = load_checkpoint(args, run)  # {} for a new run
+    checkpoint = load_checkpoint(args, run, rank)  # {} for a new run
 
     # First the device, for which loaders pin memory. Then their workers, before the
     # process group: it has threads, and a fork copies the locks that they hold.
@@ -409,6 +411,17 @@ def check_image_folders(data: Path) -> None:
         fail(f"{data}/train has one folder, {train.pop()!r}: it needs one per class")
 
 
+def check_links(dataset: ImageFolder) -> None:
+    """Fail where a link leads to a folder above it: ImageFolder would follow it 40
+    times, and take the images of other classes for those of this one."""
+    root = Path(dataset.root)
+    folders = (path.rpartition("/")[0] for path, _ in dataset.samples)
+    for folder in map(Path, dict.fromkeys(folders)):
+        inside = [one for one in (folder, *folder.parents) if one.is_relative_to(root)]
+        if len({one.resolve() for one in inside}) < len(inside):
+            fail(f"{folder}: a link in this path leads to a folder above: remove it")
+
+
 def check_enough(args: Namespace, train_set: Dataset) -> None:
     """Fail where an epoch would have no step."""
     if len(train_set) < args.batch_size and not args.evaluate:
@@ -444,7 +457,7 @@ def check_finite(loss: float, where: str) -> None:
 def check_ranks(args: Namespace, run: dict, checkpoint: dict, val_set: Dataset) -> None:
     """Fail if the ranks have other flags, images or checkpoints than one another."""
     mine = {f"--{flag}".replace("_", "-"): value for flag, value in vars(args).items()}
-    mine |= {"epochs done": checkpoint.get("epoch", 0), "images": run["images"]}
+    mine |= {"checkpoint": checkpoint.get("file", "none"), "images": run["images"]}
     mine["images to evaluate"] = fingerprint(val_set)
     may_differ = {"--data", "--workers", "--output-dir", "--resume"}  # by machine
     found = [None] * dist.get_world_size()
@@ -468,6 +481,8 @@ def fingerprint(dataset: Dataset) -> str:
 def load_image(path: str) -> Tensor:
     """The picture as uint8 RGB (3, height, width). Raises ValueError with the path."""
     try:
+        if not os.path.isfile(path):  # a pipe would be waited for
+            raise ValueError("it is not a file")
         # decode_image(path) would map the file into memory: a disk that fails would end
         # the process with a "Bus error", without the name of the file.
         data = torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8)
@@ -550,6 +565,8 @@ def open_log(args: Namespace) -> TextIO:
     path = args.output_dir / ("evaluate.jsonl" if args.evaluate else "metrics.jsonl")
     try:
         args.output_dir.mkdir(parents=True, exist_ok=True)
+        if path.is_fifo():  # whose reader would be waited for
+            raise OSError("it is a pipe")
         file = path.open("a", buffering=1)  # a line at a time
     except OSError as error:
         fail(f"cannot write {path}: {error}")
@@ -564,8 +581,10 @@ def open_log(args: Namespace) -> TextIO:
         fail(f"another run is at work in {args.output_dir}: `fuser {path}` names it")
     except OSError as error:  # some file systems of clusters have no locks
         print(f"cannot lock {path} ({error}): start no second run in its folder")
-    holds_run = file.tell() or os.path.lexists(args.output_dir / "checkpoint.pt")
-    if holds_run and args.resume != "":
+    kept = (args.output_dir / name for name in ("checkpoint.pt", "best.pt"))
+    holds_run = file.tell() or any(map(os.path.lexists, kept))
+    from_here = Path(args.resume or "/").resolve().parent == args.output_dir.resolve()
+    if args.resume != "" and (holds_run or from_here):
         hint = "use --resume without PATH, or another --output-dir"
         fail(f"{args.output_dir} holds a run: {hint}")
     return file
@@ -618,6 +637,11 @@ def log_start(
     elif checkpoint["images"] != run["images"]:
         images = f"{run['images']} images, before {checkpoint['images']}"
         print(f"the run goes on with other images: {images}")
+    kept = checkpoint["optimizer"]
+    weights = sum(len(group["params"]) for group in kept.get("param_groups", []))
+    if len(kept["state"]) < weights:
+        has = f"momentum of {len(kept['state'])} of {weights} weights"
+        print(f"the checkpoint has {has}: that of the others begins at 0")
 
 
 def describe_run(model_name: str, classes: list[str], train_set: Dataset) -> dict:
@@ -641,7 +665,7 @@ def check_same_run(args: Namespace, run: dict, checkpoint: dict) -> None:
         fail(f"best.pt was chosen by {metric}, not by {BEST}: {hint}")
 
 
-def load_checkpoint(args: Namespace, run: dict) -> dict:
+def load_checkpoint(args: Namespace, run: dict, rank: int) -> dict:
     """The checkpoint that --resume names, on the CPU, or {} to begin anew."""
     if args.resume is None:
         return {}
@@ -650,7 +674,7 @@ def load_checkpoint(args: Namespace, run: dict) -> dict:
     if args.resume == "" and not os.path.lexists(path) and not args.evaluate:
         check_best(args)
         return {}  # the first start of a job that is always started by the same line
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(path, whole=rank == 0)
     check_same_run(args, run, checkpoint)
     return checkpoint
 
@@ -663,22 +687,29 @@ def check_best(args: Namespace) -> None:
         fail(f"{lost} is gone, {best} is there: copy that to {lost} to go on from it")
 
 
-def read_checkpoint(path: Path) -> dict:
-    """What the file holds. Fails if it is not there, damaged, or of another kind."""
-    if not path.exists():
+def read_checkpoint(path: Path, whole: bool = True) -> dict:
+    """What the file holds. Fails if it is not there, damaged, or of another kind. One
+    rank looks at the `whole` file; `check_ranks` sees whether others have the same."""
+    if not path.is_file():
         fail(f"--resume {path}: there is no such file")
     try:
-        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():
-            raise ValueError("a checksum is wrong")  # torch would not have looked
+        checksums = []
+        if zipfile.is_zipfile(path):  # not those of torch before 1.6
+            archive = zipfile.ZipFile(path)
+            checksums = [part.CRC for part in archive.infolist()]
+            if whole and archive.testzip():  # torch would not have looked
+                raise ValueError("a checksum is wrong")
         # Without map_location it would land on the GPU that it was saved from; without
         # weights_only it might run code.
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         for slot in [checkpoint["model"], *checkpoint["optimizer"]["state"].values()]:
             tensors = filter(torch.is_tensor, slot.values())
-            if not all(tensor.isfinite().all() for tensor in tensors):
+            if whole and not all(tensor.isfinite().all() for tensor in tensors):
                 raise ValueError("weights or momentum are not finite")
         if checkpoint["epoch"] < 0 or not math.isfinite(checkpoint.get("best") or 0):
             raise ValueError("epoch or best is out of range")
+        checksum = zlib.crc32(str([path.stat().st_size, checksums]).encode())
+        checkpoint["file"] = f"epoch {checkpoint['epoch']} (checksum {checksum:x})"
     except Exception as error:  # of many kinds; most do not name the file
         fail(f"cannot load {path}, {error!r:.99}: --resume another, such as best.pt")
     return checkpoint
@@ -709,14 +740,16 @@ def save_checkpoint(state: dict, path: Path) -> None:
     torch.save(state, data)
     temporary = path.with_suffix(".tmp")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # a link would be written through
+        with temporary.open("xb") as file:
             file.write(data.getbuffer())
             file.flush()
             os.fsync(file.fileno())  # otherwise a power cut may leave it empty
+        temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        if temporary.is_file():
+            temporary.unlink()
         fail(f"cannot save {path}: {error}")
-    temporary.replace(path)
 
 
 def wait_for_gloo() -> None:

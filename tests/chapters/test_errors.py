@@ -128,6 +128,9 @@ MISTAKES = {
     "no_folder": Mistake("--data nowhere", "nowhere has no folder train$", (ALONE, HUB)),
     "no_images": Mistake("", "one of the arguments --data --synthetic is required"),
     "other_classes": Mistake("--data other_classes", "one of train/ and val/ has ... 'b', 'c'"),
+    "link_above": Mistake(
+        "--data looped", "looped/train/a/loop/a: a link ... leads to a folder above", (ALONE, HUB)
+    ),
     "one_class": Mistake("--data nested", "nested/train has one folder, 'train': it needs one"),
     "too_few": Mistake("--data good --batch-size 16", "--batch-size 16 ... all 8 images", EACH),
     # the words
@@ -203,8 +206,11 @@ MISTAKES = {
     "resume_nameless": Mistake("--synthetic 8 --resume nameless.pt", "of another program, not of"),
     **{name: damaged(name) for name in ("text", "zeros", "list", "bomb")},
     "flipped": damaged("flipped", "a checksum is wrong", (ALONE, HUB)),
-    "nan_weight": damaged("nan_weight", "weights or momentum are not finite"),
+    "nan_weight": damaged("nan_weight", "weights or momentum are not finite", (ALONE, HUB)),
     "infinite": damaged("infinite", "weights or momentum are not finite"),
+    "pipe_to_resume": Mistake(
+        "--synthetic 8 --resume pipe", "--resume pipe: there is no such file"
+    ),
     "before_the_first": damaged("before_the_first", "epoch or best is out of range"),
     "best_of_nan": damaged("best_of_nan", "epoch or best is out of range"),
     "nan_momentum": damaged("nan_momentum", "weights or momentum are not finite"),
@@ -218,12 +224,26 @@ MISTAKES = {
     "holds_a_checkpoint": Mistake(
         "--synthetic 8 --output-dir alone", "alone holds a run: use", ON_ONE
     ),
+    "holds_the_best": Mistake(
+        "--synthetic 8 --output-dir best_alone", "best_alone holds a run: use", ON_ONE
+    ),
+    "best_of_this_folder": Mistake(
+        "--synthetic 8 --output-dir best_alone --resume best_alone/best.pt",
+        "best_alone holds a run: use --resume without PATH, or another",
+        ON_ONE,
+    ),
+    "file_of_this_folder": Mistake(
+        "--synthetic 8 --output-dir good/.. --resume of_cats.pt", "holds a run: use", ON_ONE
+    ),
     "no_folder_at_all": Mistake(
         "--synthetic 8 --output-dir taken.csv/out",
         "cannot write taken.csv/out/metrics.jsonl",
         ON_ONE,
     ),
     "no_log": Mistake("--synthetic 8 --output-dir no_log", "write no_log/metrics.jsonl", ON_ONE),
+    "log_is_a_pipe": Mistake(
+        "--synthetic 8 --output-dir piped", "write piped/metrics.jsonl: it is a pipe$", ON_ONE
+    ),
     "no_log_of_evaluation": Mistake(
         "--synthetic 8 --output-dir no_log --evaluate --resume", "no_log/evaluate.jsonl", ON_ONE
     ),
@@ -326,13 +346,27 @@ def pristine(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "unmounted/checkpoint.pt").symlink_to("/not/mounted/checkpoint.pt")
     for name in ("metrics.jsonl", "evaluate.jsonl"):
         (here / "no_log" / name).mkdir(parents=True)
+    image_tree(here / "looped", "ab", "ab")
+    (here / "looped/train/a/loop").symlink_to("..")
+    torch.save(with_other_momentum(good), here / "other_momentum.pt")
     return here
+
+
+def with_other_momentum(path: Path) -> dict:
+    """The same epoch of another run, as it lies on a second machine."""
+    state = load_state(path)
+    state["optimizer"]["state"][0]["momentum_buffer"] += 1
+    return state
 
 
 @pytest.fixture
 def room(pristine: Path, tmp_path: Path) -> Path:
-    """A copy for one test."""
-    return shutil.copytree(pristine, tmp_path / "room", symlinks=True)
+    """A copy for one test, with pipes, which nothing copies."""
+    room = shutil.copytree(pristine, tmp_path / "room", symlinks=True)
+    (room / "piped").mkdir()
+    os.mkfifo(room / "piped/metrics.jsonl")
+    os.mkfifo(room / "pipe")
+    return room
 
 
 def assert_refused(answers: list[dict], says: str, room: Path, before: Path) -> None:
@@ -346,6 +380,8 @@ def assert_refused(answers: list[dict], says: str, room: Path, before: Path) -> 
 # In 03: what check_flags refuses.
 SEEN_BY_PARENT = {"uneven_2", "no_epochs", "evaluate_nothing", "no_rate", "rate_of_nan", "grows"}
 SEEN_BY_PARENT |= {"smoothed", "never_printed", "fewer_workers", "more_workers"}
+# It alone reads a checkpoint whole; the others compare checksums with it.
+SEEN_BY_RANK_0 = {"flipped", "nan_weight", "infinite", "nan_momentum"}
 TABLE = [(chapter, name) for name, mistake in MISTAKES.items() for chapter in mistake.of]
 
 
@@ -355,7 +391,8 @@ def test_refused(crew: Crew, chapter: str, name: str, room: Path, pristine: Path
     argv = [*BASE, *mistake.argv.split()]
     by_parent = chapter == SPAWNS and name in SEEN_BY_PARENT and mistake.entry is call
     entry = call_parent if by_parent else mistake.entry
-    answers = crew.run(entry, chapter, argv, room, world_size=ranks_of(chapter))
+    ranks = 1 if name in SEEN_BY_RANK_0 else ranks_of(chapter)
+    answers = crew.run(entry, chapter, argv, room, world_size=ranks)
     assert_refused(answers, mistake.says, room, pristine)
 
 
@@ -418,8 +455,10 @@ DISAGREE = {
     # Their numbers are the same.
     "images": ("--data good", "--data other_names"),
     "--synthetic": ("--synthetic 8", "--synthetic 12"),
-    "epochs done": (f"{AS_SAVED} --resume run/checkpoint.pt --epochs 2", f"{AS_SAVED} --epochs 2"),
-    "steps done": (f"{AS_SAVED} --resume stopped.pt", AS_SAVED),
+    "checkpoint": (
+        f"{AS_SAVED} --epochs 2 --resume run/checkpoint.pt",
+        f"{AS_SAVED} --epochs 2 --resume other_momentum.pt",
+    ),
     "--seed": ("--synthetic 8 --seed 0", "--synthetic 8 --seed 1"),
     "--weight-decay": ("--synthetic 8", "--synthetic 8 --weight-decay 0.5"),
     "--label-smoothing": ("--synthetic 8", "--synthetic 8 --label-smoothing 0.9"),
@@ -431,7 +470,9 @@ DISAGREE = {
     "--arch": ("--synthetic 8", "--synthetic 8 --arch resnet18"),
     "--lr": ("--synthetic 8 --lr 0.1", "--synthetic 8 --lr 0.2"),
 }
-ELSEWHERE = [(SLURM, "steps done"), *((chapter, "--lr") for chapter in RANKED if chapter != HUB)]
+# By functions that are not 02's.
+CARRIED = ("--lr", "checkpoint")
+ELSEWHERE = [(chapter, what) for chapter in RANKED if chapter != HUB for what in CARRIED]
 
 
 def renamed(folder: Path) -> None:
@@ -445,7 +486,7 @@ def renamed(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("chapter", "what"),
-    [*((HUB, what) for what in DISAGREE if what != "steps done"), *ELSEWHERE],
+    [*((HUB, what) for what in DISAGREE), *ELSEWHERE],
 )
 def test_ranks_that_disagree(
     crew: Crew, chapter: str, what: str, room: Path, pristine: Path

@@ -230,6 +230,21 @@ def test_other_images(crew: Crew, before: int | None, tmp_path: Path) -> None:
     assert load_state(path)["epoch"] == 2
 
 
+def test_momentum_that_is_missing(crew: Crew, tmp_path: Path) -> None:
+    """One line says so, on rank 0: it would begin at 0."""
+    argv = ["--synthetic", 24, *BATCH, "--workers", 0, "--output-dir", tmp_path]
+    train(crew, "02_distributed", 2, [*argv, "--epochs", 1], build_model=tiny_float64)
+    path = tmp_path / "checkpoint.pt"
+    state = load_state(path)
+    del state["optimizer"]["state"][0]
+    torch.save(state, path)
+    more = ["--epochs", 2, "--resume"]
+    first, other = train(crew, "02_distributed", 2, [*argv, *more], build_model=tiny_float64)
+    weights = len(state["model"])
+    says = f"momentum of {weights - 1} of {weights} weights: that of the others begins at 0\n"
+    assert says in first["stdout"] and not other["stdout"]
+
+
 def test_best_is_written_first(crew: Crew, tmp_path: Path) -> None:
     """Killed between its two files, a run must not know of a best that it has not saved. (Killed in
     the middle of a file: test_faults.py.)"""

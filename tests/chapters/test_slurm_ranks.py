@@ -166,6 +166,8 @@ MISTAKES = {
     "by hand": ({}, BY_HAND),
     "batch shell": (BATCH_SHELL, BY_HAND),
     "2 tasks, 4 GPUs": (task(0, 0, 2, 1, 4), "2 tasks, 1 nodes, 4 GPUs each: a task per .*"),
+    # mp.spawn of no processes ends well, and Slurm would call the job completed.
+    "no process": (task(0, 0, 1, 1, 0), "--procs-per-task 0 starts none: use 1 or more"),
 }
 
 
@@ -174,8 +176,9 @@ def test_mistakes(mistake: str, chapter: ModuleType, environment: pytest.MonkeyP
     """One line, which names what does not fit or what to type."""
     env, words = MISTAKES[mistake]
     os.environ.update(env)
+    more = ["--procs-per-task", "0"] if mistake == "no process" else []
     with pytest.raises(SystemExit, match=f"^error: {words}$"):
-        chapter.main(["--synthetic", "8", "--output-dir", "nowhere"])
+        chapter.main(["--synthetic", "8", "--output-dir", "nowhere", *more])
     assert not Path("nowhere").exists()
 
 

@@ -15,13 +15,14 @@ ALL_CHAPTERS = [DP, HUB, SPAWN, APEX, HOROVOD, SLURM, EVAL, FSDP]
 EVERYWHERE = [
     "build_model", "lr_factor", "check_image_folders", "check_enough", "check_pretrained",
     "check_finite", "fingerprint", "load_image", "synthetic_datasets", "seed_of", "describe_run",
-    "load_checkpoint", "check_best", "save_checkpoints", "save_checkpoint",
+    "check_links", "check_best", "save_checkpoints", "save_checkpoint",
 ]  # fmt: skip
 NOT_DP = [c for c in ALL_CHAPTERS if c != DP]
 ON_TORCH = [HUB, SPAWN, APEX, SLURM, EVAL, FSDP]
 SAME = {
     **{name: ALL_CHAPTERS for name in EVERYWHERE},
     **{name: NOT_DP for name in ("build_datasets", "setup_device", "SeededDataset", "log")},
+    "load_checkpoint": NOT_DP,
     **{name: ON_TORCH for name in ("batches", "check_gpus", "start_workers", "wait_for_gloo")},
     "build_loaders": [HUB, SPAWN, APEX, HOROVOD, EVAL],
     "build_optimizer": [DP, HUB, SPAWN, SLURM, EVAL, FSDP],
@@ -36,7 +37,7 @@ SAME = {
     "open_log": [DP, HUB, SPAWN, APEX, HOROVOD, EVAL, FSDP],  # 06 waits
     "log_start": [HUB, SPAWN, APEX, EVAL, FSDP],
     "check_same_run": [DP, HUB, SPAWN, APEX, HOROVOD, EVAL, FSDP],
-    "read_checkpoint": [c for c in ALL_CHAPTERS if c != FSDP],  # 08 maps the file into memory
+    "read_checkpoint": [c for c in NOT_DP if c != FSDP],  # 08 maps the file into memory
     "restore": [DP, HUB, SPAWN, SLURM, EVAL],
 }
 ALLOWED_IMPORTS = sys.stdlib_module_names | {"torch", "torchvision", "tqdm"}

@@ -93,6 +93,16 @@ def test_full_disk(crew: Crew, small_disk: Path, fault_table: FaultTable) -> Non
     fault_table("full disk while saving (tmpfs)", HUB, outcome, None)
 
 
+def test_a_link_in_the_place_of_a_save(crew: Crew, tmp_path: Path) -> None:
+    """The file that it leads to stays as it was, and the checkpoint is a file of its own."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "out/checkpoint.tmp").symlink_to(tmp_path / "notes.txt")
+    runs_well(crew, HUB, [*BASE, "--synthetic", "16"], tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "out/checkpoint.pt").is_symlink()
+
+
 def damage(path: Path, how: str) -> None:
     """What a disk or a transfer does to a file."""
     data = bytearray(path.read_bytes())
@@ -198,6 +208,7 @@ UNREADABLE = {
         ("sixteen_bits", "train", 0),
         ("truncated", "val", 1),
         ("failing disk", "train", 1),
+        ("pipe", "train", 0),
     ],
 )
 def test_unreadable_image(
@@ -209,6 +220,8 @@ def test_unreadable_image(
     bad = tmp_path / "data" / split / "a/bad.jpg"
     if kind in UNREADABLE:
         bad.write_bytes(UNREADABLE[kind])
+    elif kind == "pipe":
+        os.mkfifo(bad)
     else:
         bad.symlink_to("/proc/self/mem")  # to read it is a real I/O error
     # One batch is the whole of train/, or the file might be in the rest that is dropped.
