@@ -46,7 +46,7 @@ proof: $(VENV)/ready $(VENV)/ready-for-tests $(AXE) $(if $(filter-out 1/%,$(PART
 	$(RUN) -m pytest $(XDIST) --part $(or $(PART),1/1) $(ARGS)
 
 touched: $(VENV)/ready $(VENV)/ready-for-tests $(AXE)  ## of the protections broken, those that a change since BASE=main touches
-	$(RUN) -m pytest tests/mutations $(XDIST) --touched $(or $(BASE),main) $(ARGS)
+	$(RUN) -m pytest tests/mutations doctor/tests/test_doctor_mutations.py $(XDIST) --touched $(or $(BASE),main) $(ARGS)
 
 faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, written to tests/FAULTS.md
 	$(RUN) -m pytest tests/faults --write-faults $(ARGS)
@@ -55,9 +55,9 @@ bench: $(VENV)/ready  ## chapters against a plain DDP script, loading images, al
 	$(RUN) tools/benchmark/benchmark.py --all --rounds 2 --steps 6 --variants reference,02,03 $(ARGS)
 
 doctor.pyz:  ## the doctor in one file, to be copied to a cluster: python doctor.pyz torchrun ...
-	@parts=$$(mktemp -d) && trap 'rm -rf "$$parts"' EXIT && cp -r doctor "$$parts" \
-		&& (cd "$$parts/doctor" && rm -rf __pycache__ */__pycache__ .ruff_cache ruff.toml) \
-		&& $(PYTHON) -m zipapp "$$parts" --main doctor.command:main --output $(or $(PYZ),$@)
+	@parts=$$(mktemp -d) && trap 'rm -rf "$$parts"' EXIT && cp -r doctor/ddp_doctor "$$parts" \
+		&& (cd "$$parts/ddp_doctor" && rm -rf __pycache__ */__pycache__ .ruff_cache ruff.toml __main__.py) \
+		&& $(PYTHON) -m zipapp "$$parts" --main ddp_doctor.command:main --output $(or $(PYZ),$@)
 
 carry:  ## carry an uncommitted change of chapter 02 into the other chapters; lists conflicts
 	@$(PYTHON) tools/carry.py

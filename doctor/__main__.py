@@ -1,9 +1,9 @@
-"""python FOLDER runs this file; what it does is in command.py."""
+"""python doctor runs this file; what it does is in ddp_doctor/command.py."""
 
-import importlib
 import sys
 from pathlib import Path
 
-here = Path(__file__).resolve().parent
-sys.path[0] = str(here.parent)
-importlib.import_module(f"{here.name}.command").main()
+sys.path[0] = str(Path(__file__).resolve().parent)
+from ddp_doctor.command import main  # noqa: E402
+
+main()

@@ -278,7 +278,7 @@ def test_chinese_words() -> None:
     ]
     assert check_twins.wrong_words("buffer（缓冲区），损失函数，梯度检查点\n```\n屏障\n```") == []
     for file in (
-        *(ROOT / "doctor/words").glob("*zh.*"),
+        *(ROOT / "doctor/ddp_doctor/words").glob("*zh.*"),
         *DOCS.glob("examples/**/*.zh.json"),
         *DOCS.glob("assets/results/**/*.zh.md"),
     ):
@@ -308,6 +308,7 @@ def test_readmes_match() -> None:
 
 PAGES = sorted(str(p.relative_to(ROOT)) for p in DOCS.glob("??/**/*.md")) + [*READMES.values()]
 PAGES += ["CHANGELOG.md", "CONTRIBUTING.md", "tests/README.md"]  # in one language
+PAGES += ["doctor/README.md", "doctor/CONTRIBUTING.md", "doctor/EVENTS.md"]
 # What a reader must not see outside of code: forms of the build, and Markdown that is none there,
 # because no blank line is between it and a tag.
 RAW = re.compile(
@@ -357,15 +358,17 @@ def test_cases_have_symptoms() -> None:
 
 
 def test_rules_name_what_is_there() -> None:
-    """The tests and files of which CONTRIBUTING.md says that they hold a rule."""
-    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    """The tests and files of which CONTRIBUTING.md says that they hold a rule, and the doctor's."""
+    files = (ROOT / "CONTRIBUTING.md", ROOT / "doctor/CONTRIBUTING.md")
+    text = "".join(file.read_text("utf-8") for file in files)
     tests = re.findall(r"\b(test_\w+\.py)::(test_\w+)", text)
     paths = re.findall(r"`((?:docs|doctor|tests|tools)/[\w./]+)`", text)
     assert len(tests) > 9 and len(paths) > 9
     for file, name in tests:
-        [path] = (ROOT / "tests").rglob(file)
+        [path] = [*(ROOT / "tests").rglob(file), *(ROOT / "doctor/tests").rglob(file)]
         assert f"def {name}(" in path.read_text("utf-8"), (file, name)
-    assert [path for path in paths if not (ROOT / path).exists()] == ["doctor/checks/SUBJECT.py"]
+    gone = [path for path in paths if not (ROOT / path).exists()]
+    assert gone == ["doctor/ddp_doctor/checks/SUBJECT.py"]
 
 
 def contrast(one: str, other: str) -> float:

@@ -7,7 +7,7 @@ import re
 import pytest
 from harness import ROOT
 
-from doctor.speed.rent import LINKS
+from ddp_doctor.speed.rent import LINKS
 from tools.site import scaling_model as model
 
 PAGES = {lang: (ROOT / f"docs/{lang}/performance.md").read_text("utf-8") for lang in ("en", "zh")}

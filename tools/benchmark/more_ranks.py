@@ -134,9 +134,9 @@ def network() -> Iterator[None]:
 
 
 def measure(name: str, ranks: int) -> object:
-    from doctor.before import Before
-    from doctor.command import measure as measured
-    from doctor.report import Report
+    from ddp_doctor.before import Before
+    from ddp_doctor.command import measure as measured
+    from ddp_doctor.report import Report
 
     script = f"{sys.executable} {Path(__file__).resolve()} --train {name}"
     env = f"WORLD_SIZE={ranks} MASTER_ADDR=10.77.0.1 MASTER_PORT=29777"
@@ -151,7 +151,7 @@ def measure(name: str, ranks: int) -> object:
 def main() -> None:
     import torch
 
-    from doctor.speed.rent import Rent
+    from ddp_doctor.speed.rent import Rent
 
     rows, load = [], []
     with network():
@@ -193,5 +193,5 @@ if __name__ == "__main__":
     if name:
         train(name)
     else:
-        sys.path.insert(0, str(ROOT))
+        sys.path.insert(0, str(ROOT / "doctor"))
         main()

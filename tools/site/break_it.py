@@ -5,14 +5,16 @@ recorded; what is said of a run follows from its numbers.
 
 import json
 import re
+import sys
 from fractions import Fraction
 from html import escape
 
-from doctor import checks  # noqa: F401  (they name the kinds of findings)
-from doctor.report import Report
-
 from .record_breaks import BREAKS, EXAMPLES, LAUNCH, RECORDED, SINGLE, line_of
 from .source import ROOT, style
+
+sys.path.append(str(ROOT / "doctor"))
+from ddp_doctor import checks  # noqa: F401  (they name the kinds of findings)
+from ddp_doctor.report import Report
 
 STYLE = ROOT / "docs/assets/stylesheets/break-it.css"
 STILL = "set_epoch"  # what is forgotten at first, and on the cards

@@ -14,14 +14,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from doctor.against.comparison import Comparison
-from doctor.against.runs import run_of
-from doctor.checks import judge
-from doctor.job import Job
-from doctor.ranks import Rank, read_ranks
-from doctor.report import Report
-
 from .source import ROOT, SiteError
+
+sys.path.append(str(ROOT / "doctor"))
+from ddp_doctor.against.comparison import Comparison
+from ddp_doctor.against.runs import run_of
+from ddp_doctor.checks import judge
+from ddp_doctor.job import Job
+from ddp_doctor.ranks import Rank, read_ranks
+from ddp_doctor.report import Report
 
 EXAMPLES = ROOT / "docs/examples/convert"
 RECORDED = ROOT / "docs/assets/results/break-it.json"

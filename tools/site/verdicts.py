@@ -1,6 +1,6 @@
 """What the doctor said of faults and cases, as pages show it, in their language.
 
-verdicts.json holds what was found, in none; `pytest tests/doctor --write-verdicts` writes it.
+verdicts.json holds what was found, in none; `pytest doctor/tests --write-verdicts` writes it.
 """
 
 import difflib
@@ -10,13 +10,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from doctor import checks  # noqa: F401  (they name the kinds of findings)
-from doctor.report import Report
-
 from .source import ROOT, SiteError
 
-sys.path.append(str(ROOT / "docs/examples/doctor"))
+sys.path += [str(ROOT / "doctor"), str(ROOT / "docs/examples/doctor")]
 import faults
+
+from ddp_doctor import checks  # noqa: F401  (they name the kinds of findings)
+from ddp_doctor.report import Report
 
 CASES = ROOT / "docs/examples/cases"
 VERDICTS = ROOT / "docs/assets/results/doctor/verdicts.json"

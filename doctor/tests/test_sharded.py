@@ -16,7 +16,7 @@ from examined import assert_all_ran, examined_text
 from harness import run
 from tiers import table
 
-from doctor.recorder.notes import AGAINST
+from ddp_doctor.recorder.notes import AGAINST
 
 FSDP = """
 import torch
@@ -315,7 +315,7 @@ def types_of_a_policy() -> list:
     """In a crew member: of one that is made where --without has taken rounding out."""
     import torch.distributed.fsdp as fsdp
 
-    from doctor.without import rounding
+    from ddp_doctor.without import rounding
 
     kinds = fsdp.MixedPrecisionPolicy, fsdp.MixedPrecision
     own = [kind.__init__ for kind in kinds]

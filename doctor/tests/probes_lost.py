@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from doctor.checks import judge
-from doctor.findings import CHECKS, needs_of
-from doctor.ranks import ranks_of, read_events
-from doctor.recorder.probes import OF_FSDP, OF_HOROVOD, OF_SAFETENSORS, OF_TWO, PROBES
-from doctor.report import Report
-from doctor.without.changes import CHANGES
+from ddp_doctor.checks import judge
+from ddp_doctor.findings import CHECKS, needs_of
+from ddp_doctor.ranks import ranks_of, read_events
+from ddp_doctor.recorder.probes import OF_FSDP, OF_HOROVOD, OF_SAFETENSORS, OF_TWO, PROBES
+from ddp_doctor.report import Report
+from ddp_doctor.without.changes import CHANGES
 
 # What goes with a probe: events, or fields that then have this value.
 NOTHING_TRAINED = {"step": {"passes": [], "learned": []}}

@@ -1,4 +1,5 @@
-"""Fixtures, and what a session must not do: skip a test in CI, or leave a process behind."""
+"""Fixtures of tests/ and doctor/tests/, and what a session must not do: skip a test in CI, or leave
+a process behind."""
 
 import importlib.util
 import os
@@ -14,6 +15,7 @@ import pytest
 from crew import Crew
 from fault_table import fault_table  # noqa: F401
 from harness import FSDP, HOROVOD, TOOLS, left_behind, run
+from mutate import check_base, copy, take_touched  # noqa: F401
 
 # A job in the background of a shell ignores Ctrl-C, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -28,11 +30,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--part", default="1/1", metavar="K/N", help="the K-th of N parts of the tests"
     )
+    parser.addoption("--touched", metavar="BASE", help="patches that a change since BASE touches")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # Here, as pytest-xdist shows a mistake of the collection as a traceback.
     part_of(config.getoption("part"))
+    if base := config.getoption("touched"):
+        check_base(base)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -51,6 +56,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     import torch  # not above, see harness.py
 
     take_part(config, items)
+    if base := config.getoption("touched"):
+        take_touched(base, config, items)
     too_old = torch.__version__ < torch.torch_version.TorchVersion("2.7")
     if too_old and not torch.cuda.is_available():
         new = pytest.mark.skip(reason="needs a GPU, or torch 2.7: fully_shard of 2.6 has no CPUs")

@@ -22,15 +22,15 @@ from examined import OLDEST
 from harness import ROOT, Result, run
 from tiers import table
 
-from doctor.before import Before
-from doctor.recorder.notes import FOLDER
-from doctor.report import LANGUAGES, Report
-from doctor.speed import KINDS, SPEED
-from doctor.speed.interval import FEWEST
-from doctor.speed.numbers import Speed
-from doctor.speed.rent import Rent, buckets_of, waiting
-from doctor.speed.said import compared, lines_of
-from doctor.speed.trial import Trial, planned
+from ddp_doctor.before import Before
+from ddp_doctor.recorder.notes import FOLDER
+from ddp_doctor.report import LANGUAGES, Report
+from ddp_doctor.speed import KINDS, SPEED
+from ddp_doctor.speed.interval import FEWEST
+from ddp_doctor.speed.numbers import Speed
+from ddp_doctor.speed.rent import Rent, buckets_of, waiting
+from ddp_doctor.speed.said import compared, lines_of
+from ddp_doctor.speed.trial import Trial, planned
 from tools.site import scaling_model as page
 
 PROGRAM = """\
@@ -307,12 +307,12 @@ def begin(folder: str) -> None:
     os.chdir(folder)
     import rank_clock
 
-    from doctor.attach import attach
+    from ddp_doctor.attach import attach
 
     if not ATTACHED:
         rank_clock.install()
         ATTACHED.append(attach("torch"))
-        from doctor.speed import windows
+        from ddp_doctor.speed import windows
 
         rank_clock.read_by(windows)
 
@@ -324,8 +324,8 @@ def measure(script: str, folder: str, noise: str, seed: int) -> None:
     multiprocessing.set_start_method("fork", force=True)
     import rank_clock
 
-    from doctor.recorder.notes import notes
-    from doctor.speed import windows
+    from ddp_doctor.recorder.notes import notes
+    from ddp_doctor.speed import windows
 
     rank_clock.begin(noise, seed)
     notes.begin(os.environ[FOLDER])
@@ -416,8 +416,8 @@ def test_what_is_said(
 ) -> None:
     if OLDEST and kind == "a compiled model":
         pytest.skip("minutes of compiling in torch 2.6")
-    monkeypatch.setattr("doctor.speed.trial.SECONDS", 0.1)
-    monkeypatch.setattr("doctor.speed.trial.ROUNDS", FEWEST)
+    monkeypatch.setattr("ddp_doctor.speed.trial.SECONDS", 0.1)
+    monkeypatch.setattr("ddp_doctor.speed.trial.ROUNDS", FEWEST)
     speed = speed_of(crew, changed(kind), tmp_path)
     _, _, wanted, shares = SAID[kind]
     if kind != "averages of its own":
@@ -528,7 +528,7 @@ def test_when_it_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
 ) -> None:  # fmt: skip
     """As soon as every part is decided; and it says before how many steps that takes."""
-    monkeypatch.setattr("doctor.speed.trial.LONGEST", longest)
+    monkeypatch.setattr("ddp_doctor.speed.trial.LONGEST", longest)
     trial, luck = Trial(tmp_path, Report("en").say), random.Random(3)
     seconds = {kind: (0.1, 0.1) for kind in KINDS} | {"input": (0.1 / gain, 0.1 / gain)}
     told = by_hand(seconds, rounds, noise=lambda: math.exp(luck.gauss(0, 0.05)))
@@ -575,7 +575,7 @@ def test_noise_is_no_difference(
     crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine whose windows differ by a half."""
-    monkeypatch.setattr("doctor.speed.trial.SECONDS", 0.4)
+    monkeypatch.setattr("ddp_doctor.speed.trial.SECONDS", 0.4)
     speed = speed_of(crew, changed("both"), tmp_path, noise="some", seed=1)
     found = [speed.gain(part) for part in speed.taken]
     assert all(map(speed.clear, speed.taken)) and speed.rounds <= 16
@@ -614,8 +614,8 @@ EVERY_DAY = "input and epochs"
 @pytest.mark.parametrize("kind", table(MORE, [EVERY_DAY]), ids=lambda k: k.replace(" ", "-"))
 def test_more_ranks(kind: str, crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is computed of one rank, and of two, is what three and four do."""
-    monkeypatch.setattr("doctor.speed.trial.SECONDS", 0.3)
-    monkeypatch.setattr("doctor.speed.trial.ROUNDS", FEWEST)
+    monkeypatch.setattr("ddp_doctor.speed.trial.SECONDS", 0.3)
+    monkeypatch.setattr("ddp_doctor.speed.trial.ROUNDS", FEWEST)
     words, texts = MORE[kind]
     text = changed((words, (*texts, *NETWORK)))
     ranks = (1, 2, 4) if kind == EVERY_DAY else (1, 2, 3, 4)
@@ -761,8 +761,8 @@ def test_files_of_before(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not looked at is named, and checkpoints are looked at first."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("doctor.before.EACH", 20)
-    monkeypatch.setattr("doctor.before.MOST", 40)
+    monkeypatch.setattr("ddp_doctor.before.EACH", 20)
+    monkeypatch.setattr("ddp_doctor.before.MOST", 40)
     for folder in ("a/deep", "data", ".venv"):
         (tmp_path / folder).mkdir(parents=True)
         write("x", *(f"{folder}/{n}.png" for n in range(30)), f"{folder}/z.ckpt")

@@ -10,7 +10,7 @@ processes notes samples, gradients, weights, collectives and files, and changes
 nothing: no collective, no random number, no order. When the command has ended,
 the notes of all ranks are compared. Two epochs with an evaluation show most.
 
-A folder, one file, or a command (pip install .); needs Python 3.10 and the torch
+A folder, one file, or a command (pip install ./doctor); needs Python 3.10 and the torch
 of the script (2.6 or newer).
 Exit status: 1 for a wrong result or a hang ahead, 2 if the command could not be
 run to its end, or the doctor failed, 3 if something could not be checked because

@@ -22,17 +22,17 @@ from test_right import BY_TENSORS
 from tiers import but, table
 from warm import torchrun_environments
 
-from doctor import command
-from doctor.against.comparison import Comparison
-from doctor.against.first import told
-from doctor.against.runs import run_of
-from doctor.checks import judge
-from doctor.checks.weights import apart, differ
-from doctor.findings import WRONG
-from doctor.job import Job
-from doctor.ranks import Rank, failed, read_ranks
-from doctor.report import LANGUAGES, Report
-from doctor.without import PARTS
+from ddp_doctor import command
+from ddp_doctor.against.comparison import Comparison
+from ddp_doctor.against.first import told
+from ddp_doctor.against.runs import run_of
+from ddp_doctor.checks import judge
+from ddp_doctor.checks.weights import apart, differ
+from ddp_doctor.findings import WRONG
+from ddp_doctor.job import Job
+from ddp_doctor.ranks import Rank, failed, read_ranks
+from ddp_doctor.report import LANGUAGES, Report
+from ddp_doctor.without import PARTS
 from tools.site.verdicts import all_cases
 
 CONVERT = ROOT / "docs/examples/convert"
@@ -91,11 +91,11 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
         os.environ["DOCTOR_FIRST"] = told_of_first
     try:
         if not ATTACHED:
-            from doctor.attach import attach
-            from doctor.recorder import hooks
-            from doctor.recorder.notes import FOLDER, notes
-            from doctor.recorder.probes import OF_TWO
-            from doctor.without.changes import CHANGES
+            from ddp_doctor.attach import attach
+            from ddp_doctor.recorder import hooks
+            from ddp_doctor.recorder.notes import FOLDER, notes
+            from ddp_doctor.recorder.probes import OF_TWO
+            from ddp_doctor.without.changes import CHANGES
 
             os.environ[FOLDER] = f"{args[1]}/traces"
             if not hasattr(notes, "folder"):
@@ -104,8 +104,8 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
             else:
                 hooks.attach(OF_TWO + CHANGES)
             ATTACHED.append(True)
-        from doctor.recorder import results
-        from doctor.without import draws, first, order
+        from ddp_doctor.recorder import results
+        from ddp_doctor.without import draws, first, order
 
         results.TOLD.clear()
         results.Output.count = 0

@@ -41,15 +41,15 @@ from tiers import but, table
 from torch.utils.data import BatchSampler, DataLoader
 from warm import torchrun_environments
 
-from doctor import checks
-from doctor.checks.evaluation import counted
-from doctor.checks.randomness import equal_stream
-from doctor.command import NAMES, check_line, parse_args
-from doctor.findings import CHECKS, KINDS, SEVERITIES
-from doctor.ranks import Pass, Rank, ranks_of
-from doctor.recorder.contents import contents, fingerprint
-from doctor.recorder.data import is_of_accelerate
-from doctor.report import LANGUAGES, Report, explain, read_words
+from ddp_doctor import checks
+from ddp_doctor.checks.evaluation import counted
+from ddp_doctor.checks.randomness import equal_stream
+from ddp_doctor.command import NAMES, check_line, parse_args
+from ddp_doctor.findings import CHECKS, KINDS, SEVERITIES
+from ddp_doctor.ranks import Pass, Rank, ranks_of
+from ddp_doctor.recorder.contents import contents, fingerprint
+from ddp_doctor.recorder.data import is_of_accelerate
+from ddp_doctor.report import LANGUAGES, Report, explain, read_words
 
 
 def test_nothing_in_a_right_script(crew: Crew, tmp_path: Path) -> None:
@@ -355,13 +355,13 @@ def test_words_and_pages() -> None:
 def test_explanations(language: str) -> None:
     """Each finding has one, the page's own text, with the advice of each of its kinds."""
     page = (ROOT / "docs" / language / "doctor.md").read_text()
-    text = (ROOT / f"doctor/words/explained.{language}.md").read_text()
+    text = (ROOT / f"doctor/ddp_doctor/words/explained.{language}.md").read_text()
     assert sorted(re.findall(r"<!-- (.*) -->", text)) == sorted(NAMES)
     for name in NAMES:
         title, _, paragraph, _, *advices = explain(language, name).split("\n")
         assert name in title and len(paragraph) > 80, name
         assert all(advice.startswith("-> ") for advice in advices) and advices, name
-        assert f'/doctor/words/explained.{language}.md "table {name}")\n' in page, name
+        assert f'/doctor/ddp_doctor/words/explained.{language}.md "table {name}")\n' in page, name
         assert f"\n| [`{name}`](#{name}) | " in page, name
 
 
@@ -420,7 +420,7 @@ def test_a_command_without_torch(tmp_path: Path) -> None:
         result = run([*TOOL, *words], tmp_path)
         assert result.returncode == 2, result.output
         assert line in result.stderr.splitlines()[-1], result.output
-        assert "doctor/command.py" not in result.stderr, result.output
+        assert "doctor/ddp_doctor" not in result.stderr, result.output
 
 
 def test_the_second_line_is_looked_at_first(tmp_path: Path) -> None:
@@ -520,7 +520,7 @@ def test_ended_by_a_signal_to_all(tmp_path: Path) -> None:
 def test_hang(by: str, tmp_path: Path) -> None:
     """A run that stands still is ended, and judged by where the ranks were. By --still it is not
     waited for as long as users must."""
-    copy = shutil.copytree(ROOT / "doctor", tmp_path / "doctor")
+    copy = shutil.copytree(ROOT / "doctor/ddp_doctor", tmp_path / "doctor")
     sooner = {
         "recorder/notes.py": ("IDLE = 20 ", "IDLE = 5 "),
         "ranks.py": ("STILL = 60 ", "STILL = 20 "),
@@ -626,6 +626,10 @@ def test_one_file(tmp_path: Path) -> None:
     packed = tmp_path / "doctor.pyz"
     made = run(["make", "-C", ROOT, "doctor.pyz", f"PYZ={packed}"], tmp_path)
     assert made.returncode == 0, made.output
+    own = {*ROOT.glob("doctor/ddp_doctor/**/*.py"), *ROOT.glob("doctor/ddp_doctor/words/*")}
+    files = {str(file.relative_to(ROOT / "doctor")) for file in own} | {"__main__.py"}
+    names = {name for name in ZipFile(packed).namelist() if not name.endswith("/")}
+    assert names == files - {"ddp_doctor/__main__.py"}
     text = faults.broken("same_order").replace("range(3)", "range(10**6)")
     (tmp_path / "script.py").write_text(text)
     (tmp_path / "train.sh").write_text(shlex.join(map(str, [*TORCHRUN, "script.py"])) + "\n")
@@ -645,18 +649,35 @@ def test_one_file(tmp_path: Path) -> None:
 
 
 def test_installed(tmp_path: Path) -> None:
-    """pip install . installs the doctor and nothing else, as a command that calls itself by its
-    name; also into an environment without torch, which is the script's."""
-    for name in ("doctor", "pyproject.toml", "LICENSE"):  # a build leaves files beside them
-        (tmp_path / name).symlink_to(ROOT / name)
+    """pip install ./doctor, or the address of a repository with #subdirectory=doctor, installs the
+    doctor and nothing else, as a command that calls itself by its name; also into an environment
+    without torch, which is the script's. Of the root pip says in a line what to type instead."""
+    tree = tmp_path / "tree"  # a build leaves files beside what it builds
+    ignore = shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "tests")
+    shutil.copytree(ROOT / "doctor", tree / "doctor", symlinks=True, ignore=ignore)
+    for name in ("LICENSE", "pyproject.toml", "tools/not_installed.py"):
+        (tree / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(ROOT / name, tree / name)
+    git = ["git", "-C", tree, "-c", "user.name=a", "-c", "user.email=a"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        assert run([*git, *words], tmp_path).returncode == 0
     pip = [sys.executable, "-m", "pip"]
-    made = run([*pip, "wheel", "--no-index", "--no-deps", "--no-build-isolation", "."], tmp_path)
-    assert made.returncode == 0, made.output
-    [wheel] = tmp_path.glob("*.whl")
-    doctor = ROOT / "doctor"
-    files = [*doctor.rglob("*.py"), *(doctor / "words").iterdir()]
-    packed = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert packed == {f"ddp_doctor/{file.relative_to(doctor)}" for file in files}
+    build = [*pip, "wheel", "--no-index", "--no-deps", "--no-build-isolation"]
+    for root in (tree, f"git+file://{tree}"):
+        made = run([*build, root], tmp_path)
+        assert made.returncode == 1 and "pip install ./doctor, or" in made.output, made.output
+        assert "Traceback" not in made.output, made.output
+    for place in (f"git+file://{tree}#subdirectory=doctor", tree / "doctor"):
+        made = run([*build, place], tmp_path)
+        assert made.returncode == 0, made.output
+        [wheel] = tmp_path.glob("*.whl")
+        doctor = ROOT / "doctor"
+        files = [*doctor.glob("ddp_doctor/**/*.py"), *doctor.glob("ddp_doctor/words/*")]
+        names = ZipFile(wheel).namelist()
+        packed = {name for name in names if ".dist-info/" not in name}
+        assert packed == {str(file.relative_to(doctor)) for file in files}
+        [license] = [name for name in names if name.endswith("/LICENSE")]
+        assert ZipFile(wheel).read(license) == (ROOT / "LICENSE").read_bytes()
 
     assert run([sys.executable, "-m", "venv", "--without-pip", "room"], tmp_path).returncode == 0
     into = ["--python", tmp_path / "room/bin/python"]
@@ -683,7 +704,7 @@ def test_processes_that_never_met(crew: Crew, tmp_path: Path) -> None:
 
 def test_contract_of_the_two_halves() -> None:
     """What EVENTS.md says of writers and readers; examined.py compares it with every run."""
-    doctor = ROOT / "doctor"
+    doctor = ROOT / "doctor/ddp_doctor"
     readers = ["ranks", "without/draws"]
     readers += [f"against/{name}" for name in ("first", "runs", "inputs", "comparison", "drawn")]
     both = {name: doctor / f"{name}.py" for name in readers}

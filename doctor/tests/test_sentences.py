@@ -10,12 +10,12 @@ from crew import Crew
 from examined import examined_text
 from tiers import table
 
-from doctor import checks
-from doctor.against.comparison import singular
-from doctor.command import last_line
-from doctor.ranks import Rank
-from doctor.recorder import seeds
-from doctor.report import Report
+from ddp_doctor import checks
+from ddp_doctor.against.comparison import singular
+from ddp_doctor.command import last_line
+from ddp_doctor.ranks import Rank
+from ddp_doctor.recorder import seeds
+from ddp_doctor.report import Report
 
 LOOP = "    for images, targets in loader:\n"
 COUNTED = (LOOP, "    for number, (images, targets) in enumerate(loader, 5 * epoch):\n")

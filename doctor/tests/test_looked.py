@@ -19,9 +19,9 @@ from examined import assert_all_ran, examined_text
 from safetensors.torch import save_file
 from tiers import but
 
-from doctor.ranks import left_by
-from doctor.recorder.named import row_of
-from doctor.tensors import read
+from ddp_doctor.ranks import left_by
+from ddp_doctor.recorder.named import row_of
+from ddp_doctor.tensors import read
 
 LOSS = "        loss = nn.functional.cross_entropy(ddp(images), targets)\n"
 STEP = "        optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()\n"

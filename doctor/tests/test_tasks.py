@@ -14,8 +14,8 @@ from harness import ROOT
 from test_against import compared
 from tiers import table
 
-from doctor.against.comparison import Comparison
-from doctor.without import PARTS
+from ddp_doctor.against.comparison import Comparison
+from ddp_doctor.without import PARTS
 from tools.site.pages import wrapped
 
 FOLDER = ROOT / "docs/examples/tasks"

@@ -15,12 +15,12 @@ from examined import examined_text
 from harness import ROOT, run
 from probes_lost import COMPARED, EVERY, GOES, NAMES
 
-import doctor.against.comparison  # noqa: F401  what it compares is in FACTS then
-from doctor.findings import CHECKS, FACTS, needs_of
-from doctor.recorder.hooks import attach
-from doctor.recorder.notes import notes
-from doctor.recorder.probes import PROBES
-from doctor.recorder.training import is_norm
+import ddp_doctor.against.comparison  # noqa: F401  what it compares is in FACTS then
+from ddp_doctor.findings import CHECKS, FACTS, needs_of
+from ddp_doctor.recorder.hooks import attach
+from ddp_doctor.recorder.notes import notes
+from ddp_doctor.recorder.probes import PROBES
+from ddp_doctor.recorder.training import is_norm
 
 LIVE = sorted(NAMES - {"horovod"})
 PROOF = [name for name in LIVE if name not in ("indices", "collectives", "step")]
@@ -76,7 +76,7 @@ def test_each_is_attached_by_itself(tmp_path: Path) -> None:
 
 def test_status_of_a_run_that_lacks_a_probe(tmp_path: Path) -> None:
     """3, so that nobody's CI stays green unchecked."""
-    copy = shutil.copytree(ROOT / "doctor", tmp_path / "doctor")
+    copy = shutil.copytree(ROOT / "doctor/ddp_doctor", tmp_path / "doctor")
     table = copy / "recorder/probes.py"
     gone = "torch.serialization.gone"
     table.write_text(table.read_text().replace("torch.serialization.save", gone))

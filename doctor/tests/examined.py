@@ -22,13 +22,13 @@ from crew import Crew
 from harness import ROOT
 from probes_lost import assert_nothing_new
 
-from doctor.attach import attach
-from doctor.checks import judge
-from doctor.findings import NOTE
-from doctor.ranks import read_ranks
-from doctor.recorder.hooks import hook
-from doctor.recorder.notes import FOLDER, error_line, notes
-from doctor.report import LANGUAGES, Finding, Report
+from ddp_doctor.attach import attach
+from ddp_doctor.checks import judge
+from ddp_doctor.findings import NOTE
+from ddp_doctor.ranks import read_ranks
+from ddp_doctor.recorder.hooks import hook
+from ddp_doctor.recorder.notes import FOLDER, error_line, notes
+from ddp_doctor.report import LANGUAGES, Finding, Report
 from tools.site.verdicts import VERDICTS, all_cases, faults
 
 ATTACHED = set()  # in a crew member: what waits for a module that the script may import
@@ -56,9 +56,18 @@ def record(script: str, folder: str, without: str, *argv: str) -> None:
         importlib.import_module(fsdp)
         attach(fsdp)
         ATTACHED.add("held")
-    from doctor.recorder import collectives, data, figures, files, inputs, others, seeds, training
-    from doctor.recorder.unset import unset
-    from doctor.recorder.window import window
+    from ddp_doctor.recorder import (
+        collectives,
+        data,
+        figures,
+        files,
+        inputs,
+        others,
+        seeds,
+        training,
+    )
+    from ddp_doctor.recorder.unset import unset
+    from ddp_doctor.recorder.window import window
 
     notes.begin(os.environ[FOLDER])
     files.OPENED.clear()

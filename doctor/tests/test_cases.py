@@ -11,8 +11,8 @@ from examined import OLDEST, assert_all_ran, examined, shown
 from harness import ROOT, run
 from tiers import but
 
-from doctor.command import NAMES
-from doctor.report import LANGUAGES, Finding, Report
+from ddp_doctor.command import NAMES
+from ddp_doctor.report import LANGUAGES, Finding, Report
 from tools.site.verdicts import CASES, COMPARISON, all_cases
 
 KNOWN = all_cases()

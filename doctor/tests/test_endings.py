@@ -17,7 +17,7 @@ from test_doctor import TOOL, TORCHRUN, endless
 from tiers import table
 from warm import torchrun_environments
 
-from doctor.job import Job
+from ddp_doctor.job import Job
 
 SCRIPT = """
 import os
@@ -139,7 +139,7 @@ def test_a_verdict_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_a_crash_of_its_own(tmp_path: Path) -> None:
     """Status 1 would mean a wrong result."""
-    copy = shutil.copytree(ROOT / "doctor", tmp_path / "doctor")
+    copy = shutil.copytree(ROOT / "doctor/ddp_doctor", tmp_path / "doctor")
     (copy / "job.py").write_text((copy / "job.py").read_text().replace("os.pipe()", "1 / 0", 1))
     result = run([sys.executable, copy, "true"], tmp_path)
     assert result.returncode == 2 and "ZeroDivisionError" in result.stderr, result.output

@@ -12,7 +12,7 @@ from examined import assert_all_ran, examined_text
 from harness import ROOT
 from tiers import table
 
-from doctor.report import Report
+from ddp_doctor.report import Report
 
 sys.path.append(str(ROOT / "docs/examples/doctor"))
 import faults

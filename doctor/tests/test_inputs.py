@@ -12,8 +12,8 @@ from test_against import compared
 from tiers import but
 from torch import nn
 
-from doctor.against.inputs import common
-from doctor.recorder.inputs import rows_of, tensors_of
+from ddp_doctor.against.inputs import common
+from ddp_doctor.recorder.inputs import rows_of, tensors_of
 
 BASE = """\
 import torch
