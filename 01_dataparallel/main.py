@@ -25,13 +25,16 @@ import fcntl
 import io
 import json
 import math
+import multiprocessing
 import os
+import signal
 import time
 import zipfile
 import zlib
 from argparse import Namespace
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import islice, zip_longest
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -56,32 +59,34 @@ BEST = "acc1"
 # ---- flags ----
 def build_parser() -> argparse.ArgumentParser:
     """The flags, with their defaults."""
-    parser = argparse.ArgumentParser(
-        description=__doc__ and __doc__.splitlines()[0],  # python -OO takes it away
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.error = fail  # one line about a mistyped flag, too
     images = parser.add_mutually_exclusive_group(required=True).add_argument
     images("--data", type=Path, metavar="DIR", help="ImageNet: holds train/ and val/")
-    images("--synthetic", type=int, nargs="?", const=1280, metavar="N", help="made up")
+    made = "train on N generated images of 10 classes (1280 if N is left out)"
+    images("--synthetic", type=int, nargs="?", const=1280, metavar="N", help=made)
 
     add = parser.add_argument
     archs = models.list_models(models)  # none that detects or segments
     workers = min(16, len(os.sched_getaffinity(0)))  # CPUs that it may use
     here = Path(__file__).resolve().parent.name
-    add("--arch", default="resnet50", choices=archs, metavar="MODEL", help="its name")
+    named = "a classifier of torchvision, such as resnet18"
+    add("--arch", default="resnet50", choices=archs, metavar="MODEL", help=named)
     add("--image-size", type=int, default=224, help="width and height in pixels")
     add("--epochs", type=int, default=90, help="passes over the training images")
     add("--batch-size", type=int, default=256, help="images per step, over all GPUs")
     add("--lr", type=float, default=0.1, help="peak rate: times batch size / 256")
     add("--weight-decay", type=float, default=1e-4, help="L2 penalty on all weights")
+    add("--clip-grad", type=float, default=0, help="largest norm of gradients; 0: any")
     add("--label-smoothing", type=float, default=0.0, help="0 to 1, when training")
     add("--workers", type=int, default=workers, help="processes that load images")
     add("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
     add("--compile", action="store_true", help="speed up training by torch.compile")
     add("--pretrained", action="store_true", help="start from weights for 1000 classes")
-    add("--output-dir", type=Path, default=f"runs/{here}", help="results")
-    add("--resume", metavar="PATH", nargs="?", const="", help="from PATH or output-dir")
+    add("--output-dir", type=Path, default=f"runs/{here}", help="log, checkpoints")
+    goes_on = "go on from --output-dir, if it has a run; or begin with a checkpoint"
+    add("--resume", metavar="PATH", nargs="?", const="", help=goes_on)
+    add("--save-minutes", type=float, default=15, help="between saves inside an epoch")
     add("--evaluate", action="store_true", help="evaluate, and do not train")
     add("--seed", type=int, default=0, help="for weights, order, crops and dropout")
     add("--print-freq", type=int, default=20, help="steps between two lines of the log")
@@ -120,16 +125,19 @@ def build_loaders(
     options = {
         "batch_size": args.batch_size,
         "num_workers": args.workers,
+        "worker_init_fn": ignore_signals,
         "persistent_workers": args.workers > 0,
         "multiprocessing_context": "fork" if args.workers else None,
         "pin_memory": torch.accelerator.is_available(),
         # Draws the workers' seeds: the default one, torch's global, is for dropout.
         "generator": torch.Generator().manual_seed(args.seed),
     }
-    sampler = RandomSampler(train_set, generator=torch.Generator())  # seeded by main
+    # Its generator is seeded by main, for each epoch.
+    sampler = ResumableSampler(train_set, generator=torch.Generator())
     train_set = SeededDataset(train_set, args.seed)
     train_loader = DataLoader(train_set, sampler=sampler, drop_last=True, **options)
     val_loader = DataLoader(val_set, **options)
+    Finalize(None, kill_workers, exitpriority=0)
     return train_loader, val_loader
 
 
@@ -180,35 +188,44 @@ def train_one_epoch(
     loader: DataLoader,
     optimizer: Optimizer,
     epoch: int,
-) -> None:
-    """Train on all images. Loss and hits add up on the device: the host would wait to
-    read them, so it does so only every --print-freq steps."""
+    done: int,
+) -> tuple[int, bool]:
+    """Train on all images, after the first `done` steps, until the epoch ends, or it is
+    time to save or stop. Returns the steps done, and whether to stop. Loss and hits add
+    up on the device: the host would wait to read them."""
     device = next(model.parameters()).device
     criterion = nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
     totals = torch.zeros(2, dtype=torch.float64, device=device)  # of loss and hits
-    logged, start = 0, time.perf_counter()  # step and moment of the last row
+    steps = done + len(loader)  # of the whole epoch
+    logged, start = done, time.perf_counter()  # step and moment of the last row
+    save_at = start + 60 * args.save_minutes
 
     model.train()
     epoch_batches = batches(loader, device, f"epoch {epoch}")
-    for step, (images, targets) in enumerate(epoch_batches, start=1):
+    for step, (images, targets) in enumerate(epoch_batches, start=done + 1):
         # The factor in the middle of the step: neither the first nor the last is 0.
-        factor = lr_factor(args, epoch + (step - 0.5) / len(loader))
+        factor = lr_factor(args, epoch + (step - 0.5) / steps)
         for group in optimizer.param_groups:
             peak = group.setdefault("initial_lr", group["lr"])  # in the first step
             group["lr"] = factor * peak
 
+        # Dropout differs between steps, and is the same after a resume.
+        torch.manual_seed(seed_of(args.seed, epoch, step))
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
             logits = model(images)
             loss = criterion(logits, targets)
 
-        optimizer.zero_grad()
         loss.backward()
+        if args.clip_grad:
+            nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad)
         optimizer.step()
+        optimizer.zero_grad()  # here, so that no gradients lie beside activations
 
         totals[0] += loss.detach() * len(targets)
         totals[1] += (logits.detach().argmax(1) == targets).sum()
 
-        if step % args.print_freq == 0 or step == len(loader):
+        save = ASKED_TO_STOP or time.perf_counter() > save_at
+        if save or step % args.print_freq == 0 or step == steps:
             seen = (step - logged) * args.batch_size
             mean_loss, accuracy = (totals / seen).tolist()
             check_finite(mean_loss, f"at step {step} of epoch {epoch}")
@@ -223,6 +240,9 @@ def train_one_epoch(
             log(log_file, "train", row)
             totals.zero_()
             logged, start = step, time.perf_counter()
+        if save:
+            return step, len(ASKED_TO_STOP) > 0
+    return steps, False
 
 
 # ---- evaluation ----
@@ -322,39 +342,58 @@ def main(argv: list[str] | None = None) -> None:
         model = DataParallel(model, gpus)  # [dist]
     model = torch.compile(model) if args.compile else model
 
-    log_start(log_file, args, device, len(gpus), len(train_loader), run, checkpoint)
-    first_epoch = checkpoint.get("epoch", 0)
+    steps = len(train_loader)  # of an epoch
+    log_start(log_file, args, device, len(gpus), steps, run, checkpoint, optimizer)
+    epoch, done = checkpoint.get("epoch", 0), checkpoint.get("step", 0)
     best = checkpoint.get("best") if args.resume == "" else None  # of this folder
     if args.evaluate:
         scores = evaluate(args, raw_model, val_loader, len(classes))
-        log(log_file, "eval", {"epoch": first_epoch, **scores})
-    for epoch in range(first_epoch, 0 if args.evaluate else args.epochs):
-        # Each epoch has an order of its own, the same as in 02_distributed.
-        train_loader.sampler.generator.manual_seed(1_000_003 * args.seed + epoch)
-        train_loader.dataset.set_epoch(epoch)  # and its own crops and flips
-        # Dropout differs between epochs, and is the same after a resume.
-        torch.manual_seed(seed_of(args.seed, epoch))
-        train_one_epoch(args, log_file, model, train_loader, optimizer, epoch)
-        scores = evaluate(args, raw_model, val_loader, len(classes))
         log(log_file, "eval", {"epoch": epoch, **scores})
 
-        is_best = best is None or scores[BEST] > best
-        best = float(scores[BEST]) if is_best else best
+    # A round trains to the end of the epoch or until it is time to save; where no step
+    # is left, it evaluates. Then it saves: a resumed run begins with the next round.
+    catch_signals(args)
+    stop = False
+    while epoch < args.epochs and not (args.evaluate or stop):
+        if done < steps:
+            # Each epoch has an order of its own, the same as in 02_distributed.
+            train_loader.sampler.generator.manual_seed(1_000_003 * args.seed + epoch)
+            train_loader.sampler.done = done * train_loader.batch_size  # left out of it
+            train_loader.dataset.set_epoch(epoch)  # and its own crops and flips
+            done, stop = train_one_epoch(
+                args, log_file, model, train_loader, optimizer, epoch, done
+            )
+            is_best = False
+        else:
+            scores = evaluate(args, raw_model, val_loader, len(classes))
+            log(log_file, "eval", {"epoch": epoch, **scores, **peak_memory(device)})
+            is_best = best is None or scores[BEST] > best
+            best = float(scores[BEST]) if is_best else best
+            epoch, done = epoch + 1, 0
         state = {
             "model": raw_model.state_dict(),
             "optimizer": optimizer.state_dict(),
-            "epoch": epoch + 1,
+            "epoch": epoch,
+            "step": done,
             "best": best,
             **run,
         }
         save_checkpoints(args, state, is_best)
-    log(log_file, "end", {f"best_{BEST}": best})
+    log(log_file, "stopped" if stop else "end", {f"best_{BEST}": best})
+    if stop:
+        raise SystemExit(75)  # EX_TEMPFAIL of sysexits.h: the run can go on
 
 
 # ---- what protects a long run: a first reading needs none of it ----
 def fail(message: str) -> NoReturn:
     """End this process with one line."""
     raise SystemExit(f"error: {message}")
+
+
+class HelpFormatter(
+    argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter
+):
+    """Of --help: says the defaults, and leaves the docstring's lines as they are."""
 
 
 def check_flags(args: Namespace) -> None:
@@ -364,8 +403,10 @@ def check_flags(args: Namespace) -> None:
         ("--epochs", args.epochs, 1, math.inf),
         ("--lr", args.lr, 0, math.inf),
         ("--weight-decay", args.weight_decay, 0, math.inf),
+        ("--clip-grad", args.clip_grad, 0, math.inf),
         ("--label-smoothing", args.label_smoothing, 0, 1),
         ("--workers", args.workers, 0, most_workers),
+        ("--save-minutes", args.save_minutes, 0, math.inf),
         ("--print-freq", args.print_freq, 1, math.inf),
     ):
         if not (least <= value <= most and math.isfinite(value)):  # nan is not, either
@@ -505,6 +546,50 @@ class SeededDataset(Dataset):
             return self.dataset[index]
 
 
+class ResumableSampler(RandomSampler):
+    """Leaves out the first `done` images: they were trained on already."""
+
+    done = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(super().__iter__(), self.done, None)
+
+    def __len__(self) -> int:
+        return super().__len__() - self.done
+
+
+# A cluster asks a run to save and end by these signals; and those that have come.
+STOP_SIGNALS = [signal.SIGTERM, signal.SIGUSR1]
+ASKED_TO_STOP: list[int] = []
+
+
+def catch_signals(args: Namespace) -> None:
+    """From now on a signal to stop is only noted: the run saves after its step. A
+    second one changes nothing."""
+
+    def note(number: int, frame: object) -> None:
+        ASKED_TO_STOP.append(number)
+
+    ASKED_TO_STOP.clear()
+    for stop_signal in STOP_SIGNALS:
+        signal.signal(stop_signal, signal.SIG_DFL if args.evaluate else note)
+
+
+def ignore_signals(worker_id: int) -> None:
+    """In a loader worker: some clusters signal all processes of a job, this one too."""
+    for stop_signal in STOP_SIGNALS:
+        signal.signal(stop_signal, signal.SIG_IGN)
+
+
+def kill_workers() -> None:
+    """At the end of a run that an error ends: its traceback holds the loaders. Python
+    would send their workers SIGTERM, which they ignore, and wait for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or torch reports them as lost
+    for worker in multiprocessing.active_children():
+        if worker.daemon:
+            worker.kill()
+
+
 def open_log(args: Namespace) -> TextIO:
     """The log, locked until this process ends: one run at a time writes into a folder.
     Fails if it holds a run that this one does not continue."""
@@ -559,21 +644,29 @@ def log_start(
     steps_per_epoch: int,
     run: dict,
     checkpoint: dict,
+    optimizer: Optimizer,
 ) -> None:
     """The first row of the log, and what a run that goes on should say."""
-    first_epoch = checkpoint.get("epoch", 0)
+    groups = optimizer.param_groups
+    peaks = [group["lr"] for group in groups]
     start = {
-        "epoch": first_epoch,
+        "epoch": checkpoint.get("epoch", 0),
+        "step": checkpoint.get("step", 0),
         "torch": torch.__version__,
         "device": str(device),
         "gpus": gpus,
+        **describe_gpu(device),
+        "images_per_step": args.batch_size,
         "steps_per_epoch": steps_per_epoch,
+        "lr": args.lr,
+        "peak_lr": peaks[0] if len(set(peaks)) == 1 else peaks,
+        "parameters": sum(p.numel() for group in groups for p in group["params"]),
         "args": vars(args),
     }
     log(file, "start", start)
     if args.evaluate or not checkpoint:
         return
-    if first_epoch >= args.epochs:
+    if start["epoch"] >= args.epochs:
         print(f"nothing to train: all {args.epochs} epochs are done")
     if "classes" not in checkpoint:
         print("the checkpoint does not name its classes: they were not compared")
@@ -587,6 +680,14 @@ def log_start(
         print(f"the checkpoint has {has}: that of the others begins at 0")
 
 
+def describe_gpu(device: torch.device) -> dict:
+    """For the log: the name and the memory of this process's GPU."""
+    if device.type != "cuda":
+        return {}
+    gpu = torch.cuda.get_device_properties(device)
+    return {"gpu": f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"}
+
+
 def describe_run(model_name: str, classes: list[str], train_set: Dataset) -> dict:
     """What a checkpoint says of its run: `check_same_run` compares it."""
     run = {"model_name": model_name, "metric": BEST, "classes": classes}
@@ -595,7 +696,7 @@ def describe_run(model_name: str, classes: list[str], train_set: Dataset) -> dic
 
 def check_same_run(args: Namespace, run: dict, checkpoint: dict) -> None:
     """Fail if this run would misread the checkpoint."""
-    saved = checkpoint.get("model_name", "another program")
+    saved = checkpoint.get("model_name", "another program").removesuffix(INSIDE)
     if saved != run["model_name"]:
         fail(f"--resume: the checkpoint is of {saved}, not of {run['model_name']}")
     before = checkpoint.get("classes", run["classes"])
@@ -606,6 +707,18 @@ def check_same_run(args: Namespace, run: dict, checkpoint: dict) -> None:
     if metric != BEST and args.resume == "" and not args.evaluate:
         hint = "give its PATH to --resume, and another --output-dir"
         fail(f"best.pt was chosen by {metric}, not by {BEST}: {hint}")
+    if checkpoint.get("step") and not args.evaluate:
+        for before, now in (
+            (checkpoint["typed"], typed(args)),
+            (f"images {checkpoint['images']}", f"images {run['images']}"),
+        ):
+            if before != now:
+                fail(f"--resume: saved inside an epoch: keep {before}, not {now}")
+
+
+def typed(args: Namespace) -> str:
+    """The flags on which depends what the steps of an epoch train on."""
+    return f"--batch-size {args.batch_size} --seed {args.seed}"
 
 
 def load_checkpoint(args: Namespace, run: dict) -> dict:
@@ -623,10 +736,9 @@ def load_checkpoint(args: Namespace, run: dict) -> dict:
 
 
 def check_best(args: Namespace) -> None:
-    """Fail where a run that begins anew would overwrite the best epoch of another. (A
-    job that was killed between its first two saves has a best.pt of one epoch.)"""
+    """Fail where a run that begins anew would overwrite the best epoch of another."""
     best, lost = args.output_dir / "best.pt", args.output_dir / "checkpoint.pt"
-    if os.path.lexists(best) and read_checkpoint(best)["epoch"] > 1:
+    if os.path.lexists(best):
         fail(f"{lost} is gone, {best} is there: copy that to {lost} to go on from it")
 
 
@@ -640,15 +752,20 @@ def read_checkpoint(path: Path) -> dict:
         # Without map_location it would land on the GPU that it was saved from; without
         # weights_only it might run code.
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        for slot in [checkpoint["model"], *checkpoint["optimizer"]["state"].values()]:
-            tensors = filter(torch.is_tensor, slot.values())
-            if not all(tensor.isfinite().all() for tensor in tensors):
-                raise ValueError("weights or momentum are not finite")
+        kept = [checkpoint["model"], *checkpoint["optimizer"]["state"].values()]
+        if not is_finite(kept):
+            raise ValueError("weights or momentum are not finite")
         if checkpoint["epoch"] < 0 or not math.isfinite(checkpoint.get("best") or 0):
             raise ValueError("epoch or best is out of range")
     except Exception as error:  # of many kinds; most do not name the file
         fail(f"cannot load {path}, {error!r:.99}: --resume another, such as best.pt")
     return checkpoint
+
+
+def is_finite(kept: list[dict]) -> bool:
+    """Whether the weights, and what the optimizer remembers of each, are finite."""
+    tensors = [one for slot in kept for one in slot.values() if torch.is_tensor(one)]
+    return all(tensor.isfinite().all() for tensor in tensors)
 
 
 def restore(checkpoint: dict, model: nn.Module, optimizer: Optimizer) -> None:
@@ -662,8 +779,24 @@ def restore(checkpoint: dict, model: nn.Module, optimizer: Optimizer) -> None:
     optimizer.load_state_dict(state)
 
 
+def peak_memory(device: torch.device) -> dict:
+    """For the log: the most that tensors took on the first GPU until now, in MB."""
+    if device.type != "cuda":
+        return {}
+    return {"peak_mb": torch.cuda.max_memory_allocated(device) / 1e6}
+
+
+# Behind model_name: programs that cannot begin inside an epoch then refuse the file.
+INSIDE = ", stopped inside an epoch"
+
+
 def save_checkpoints(args: Namespace, state: dict, is_best: bool) -> None:
     """best.pt comes first: after a kill between the two a resume writes both again."""
+    if not is_finite([state["model"], *state["optimizer"]["state"].values()]):
+        hint = "use a lower --lr, and --resume"
+        fail(f"weights or momentum are not finite in epoch {state['epoch']}: {hint}")
+    if state["step"]:
+        state |= {"model_name": state["model_name"] + INSIDE, "typed": typed(args)}
     if is_best:
         save_checkpoint(state, args.output_dir / "best.pt")
     save_checkpoint(state, args.output_dir / "checkpoint.pt")

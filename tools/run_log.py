@@ -60,8 +60,9 @@ def read_run(path: str | Path) -> Run:
             steps = event["steps_per_epoch"]
             event["at"] = event["epoch"] + event.get("step", 0) / steps
             run.starts.append(event)
-            for redone in rows.values():
-                redone[:] = [row for row in redone if row["at"] <= event["at"]]
+            run.train[:] = [row for row in run.train if row["at"] <= event["at"]]
+            # A run that begins at the last step of an epoch evaluates it again.
+            run.eval[:] = [row for row in run.eval if row["epoch"] < event["epoch"]]
             run.end = None
         elif not run.starts:
             raise RunLogError(f"{log}: {kind} before any start; is this a whole {LOG_NAME}?")

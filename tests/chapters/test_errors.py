@@ -8,6 +8,7 @@ function notices it (test_static.py has those that are the same).
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import re
 import shlex
@@ -155,6 +156,8 @@ MISTAKES = {
     "rate_of_nan": Mistake("--synthetic 8 --lr nan", "--lr nan ... use 0 to", CHECKS),
     "endless_rate": Mistake("--synthetic 8 --lr inf", "--lr inf ... use 0 to"),
     "grows": Mistake("--synthetic 8 --weight-decay -1", "--weight-decay -1.0 ... use 0 to", CHECKS),
+    "clipped_by_nan": Mistake("--synthetic 8 --clip-grad nan", "-grad nan ... use 0 to", CHECKS),
+    "saved_never": Mistake("--synthetic 8 --save-minutes inf", "minutes inf ... use 0 to", CHECKS),
     "mistyped": Mistake("--synthetic 8 --epochz 3", "unrecognized arguments: --epochz 3$", EACH),
     "no_model": Mistake("--synthetic 8 --arch resnet05", "invalid choice: 'resnet05'", EACH),
     # It would fetch the weights of a backbone.
@@ -202,6 +205,13 @@ MISTAKES = {
         "checkpoint.pt is gone, ... copy that to best_alone/checkpoint.pt to go on from it$",
         (ALONE, HUB),
     ),
+    "other_batch": Mistake(
+        f"--synthetic 8 {STOPPED} --batch-size 8",
+        "inside an epoch: keep --batch-size 4 --seed 0, not --batch-size 8 --seed 0$",
+        (ALONE, HUB),
+    ),
+    "other_seed": Mistake(f"--synthetic 8 {STOPPED} --seed 8", "keep --batch-size 4 --seed 0"),
+    "other_images": Mistake(f"--synthetic 9 {STOPPED}", "keep images 8 ... not images 9"),
     "resume_foreign": Mistake("--synthetic 8 --resume foreign.pt", "foreign.pt, ... 'optimizer'"),
     "resume_nameless": Mistake("--synthetic 8 --resume nameless.pt", "of another program, not of"),
     **{name: damaged(name) for name in ("text", "zeros", "list", "bomb")},
@@ -274,12 +284,9 @@ MISTAKES = {
     "rank_outside": own(SPAWNS, "--nnodes 2 --node-rank 2", "--node-rank 2 must be 0 to 1"),
     "no_port": own(SPAWNS, "--nnodes 2", "--nnodes ... --master-addr and --master-port"),
     "compiled_threads": own(ALONE, "--compile", "--compile ... DataParallel"),
-    "clipped_by_nan": own(APEX, "--clip-grad nan", "--clip-grad nan ... use 0 to"),
     "apex_without_gpus": own(APEX, "--apex O1", "Apex needs a GPU: use --amp-dtype"),
     "apex_compiled": own(APEX, "--apex O1 --compile", "--compile does not go with --apex: drop it"),
     "apex_and_dtype": own(APEX, "--apex O1 --amp-dtype fp16", "not allowed with argument"),
-    "other_batch": own(SLURM, f"{STOPPED} --batch-size 8", "keep --batch-size 4 --seed 0"),
-    "other_seed": own(SLURM, f"{STOPPED} --seed 8", "keep --batch-size 4 --seed 0"),
     "no_meeting_folder": own(SLURM, "--dist-file nowhere", "--dist-file nowhere ... make it"),
     "predictions_taken": own(EVALUATES, "--save-predictions taken.csv", "taken.csv: name a new"),
 }
@@ -348,7 +355,10 @@ def pristine(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (here / "no_log" / name).mkdir(parents=True)
     image_tree(here / "looped", "ab", "ab")
     (here / "looped/train/a/loop").symlink_to("..")
-    torch.save(with_other_momentum(good), here / "other_momentum.pt")
+    other = io.BytesIO()  # of the same size as what the chapter writes
+    torch.save(with_other_momentum(good), other)
+    (here / "other_momentum.pt").write_bytes(other.getvalue())
+    assert other.tell() == good.stat().st_size
     return here
 
 
@@ -380,6 +390,7 @@ def assert_refused(answers: list[dict], says: str, room: Path, before: Path) -> 
 # In 03: what check_flags refuses.
 SEEN_BY_PARENT = {"uneven_2", "no_epochs", "evaluate_nothing", "no_rate", "rate_of_nan", "grows"}
 SEEN_BY_PARENT |= {"smoothed", "never_printed", "fewer_workers", "more_workers"}
+SEEN_BY_PARENT |= {"clipped_by_nan", "saved_never"}
 # It alone reads a checkpoint whole; the others compare checksums with it.
 SEEN_BY_RANK_0 = {"flipped", "nan_weight", "infinite", "nan_momentum"}
 TABLE = [(chapter, name) for name, mistake in MISTAKES.items() for chapter in mistake.of]
@@ -422,7 +433,8 @@ def diverges(chapter: ModuleType, first_bad: int, what: str) -> AbstractContextM
 
 @pytest.mark.parametrize(
     ("what", "first_bad"),
-    # A gradient that breaks the weights in the last step of an epoch, whose loss is still finite.
+    # A gradient that breaks the weights in the last step of an epoch, whose loss is still finite:
+    # rank 0 sees it before it saves.
     [("logits", 1), ("gradient", 4)],
 )
 @pytest.mark.parametrize("chapter", CHAPTERS)
@@ -433,15 +445,42 @@ def test_loss_is_not_finite(
     good one. The log stays JSON."""
     argv = [*BASE, "--synthetic", "8", "--epochs", "2", "--print-freq", "1"]
     change = partial(diverges, first_bad=first_bad, what=what)
-    at = f"at step {first_bad} of epoch 0" if what == "logits" else "in validation"
-    says = rf"the loss is (nan|inf) {at}: use a lower --lr, and --resume$"
-    for answer in crew.run(call, chapter, argv, tmp_path, change, world_size=ranks_of(chapter)):
+    says = r"the loss is (nan|inf) at step 1 of epoch 0: use a lower --lr, and --resume$"
+    if what == "gradient":
+        says = "weights or momentum are not finite in epoch 1: use a lower --lr, and --resume$"
+    ranks = 1 if what == "gradient" else ranks_of(chapter)
+    for answer in crew.run(call, chapter, argv, tmp_path, change, world_size=ranks):
         assert re.search(says, one_line(answer))
     assert events(tmp_path / "out")[-1]["event"] in ("start", "eval", "train")
     saved = [load_state(path) for path in tmp_path.glob("out/*.pt")]
     assert [state["epoch"] for state in saved] == ([] if first_bad == 1 else [1, 1])
     for state in saved:
         assert all(weight.isfinite().all() for weight in state["model"].values())
+
+
+def diverges_in_validation(chapter: ModuleType) -> AbstractContextManager:
+    """The weights are finite, and what the last rank computes with them is not."""
+    is_last = int(os.environ["CREW_RANK"]) + 1 == int(os.environ["CREW_SIZE"])
+
+    def spoil(model: TinyModel, images: tuple, logits: torch.Tensor) -> torch.Tensor:
+        return logits * float("inf") if is_last and not model.training else logits
+
+    def build(args: object, num_classes: int) -> TinyModel:
+        model = TinyModel(num_classes)
+        model.register_forward_hook(spoil)
+        return model
+
+    return mock.patch.object(chapter, "build_model", build)
+
+
+@pytest.mark.parametrize("chapter", table(CHAPTERS, [HUB]))
+def test_loss_of_validation(crew: Crew, chapter: str, tmp_path: Path) -> None:
+    """All ranks say so, and such an epoch is not the best one."""
+    argv, ranks = [*BASE, "--synthetic", "8"], ranks_of(chapter)
+    answers = crew.run(call, chapter, argv, tmp_path, diverges_in_validation, world_size=ranks)
+    for answer in answers:
+        assert re.search("the loss is (nan|inf) in validation: use", one_line(answer))
+    assert not (tmp_path / "out/best.pt").exists()
 
 
 def call_by_rank(chapter: str, argvs: list[list[str]], cwd: Path) -> dict:

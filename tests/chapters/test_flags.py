@@ -89,13 +89,13 @@ def test_help(chapter: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 # Where each flag is seen to change something. Half of all tests would fail without these;
 # --image-size: test_equivalence.py; --workers, --bf16, --compile, --sync-bn: test_sampling.py and
-# tests/pretended; --arch: test_errors.py; --pretrained: test_elsewhere.py.
+# tests/pretended; --arch: test_errors.py; --pretrained: test_elsewhere.py;
+# --save-minutes: test_stop.py.
 USED_EVERYWHERE = "--data --synthetic --epochs --batch-size --output-dir --resume --evaluate"
-USED_EVERYWHERE += (
-    " --print-freq --image-size --workers --bf16 --compile --sync-bn --arch --pretrained"
-)
+USED_EVERYWHERE += " --print-freq --image-size --workers --bf16 --compile --sync-bn --arch"
+USED_EVERYWHERE += " --pretrained --save-minutes"
 # The plain loop of test_equivalence.py has the same numbers.
-IN_THE_PLAIN_LOOP = "--lr --weight-decay --label-smoothing --seed"
+IN_THE_PLAIN_LOOP = "--lr --weight-decay --label-smoothing --seed --clip-grad"
 # Or a new flag that all chapters have would not be tested.
 assert {*USED_EVERYWHERE.split(), *IN_THE_PLAIN_LOOP.split()} == {*flags_of(HUB)}
 
@@ -105,7 +105,8 @@ def test_places_of_spawned_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     1. With as many threads as cores in each, two ranks on two cores train at a third of the
     speed."""
     module, spawned = load_chapter(SPAWNS), []
-    ended = SimpleNamespace(join=lambda: True)
+    ended = SimpleNamespace(join=lambda grace_period: True)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(
         "torch.multiprocessing.spawn", lambda *call, join: spawned.append(call) or ended
     )

@@ -6,6 +6,7 @@ test_exact_eval.py, test_resume.py.
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,8 +102,8 @@ def kept_by_rank(folder: str) -> dict:
     seen = {}
 
     def note(
-        args: object, log: object, model: nn.Module, loader: object, optimizer: object, *_: object
-    ) -> None:
+        args: object, log: object, model: nn.Module, loader: Any, optimizer: Any, *_: object
+    ) -> tuple[int, bool]:
         """In place of train_one_epoch: a step, then look."""
         for images, targets in loader:
             nn.functional.cross_entropy(model(images), targets).backward()
@@ -114,6 +115,7 @@ def kept_by_rank(folder: str) -> dict:
             {name: sum(t.numel() for t in those) for name, those in
              (("weights", parts), ("gradients", grads), ("momentum", slots))}
         )  # fmt: skip
+        return len(loader), False
 
     words = [*TINY, "--output-dir", folder]
     patches = {"build_model": tied, "train_one_epoch": note}

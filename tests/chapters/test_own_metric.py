@@ -21,11 +21,13 @@ EPOCHS, RATES = 4, [0.003, 0.01]
 FLAGS = ["--image-size", 24, "--batch-size", 12, "--epochs", EPOCHS, "--lr", *RATES]
 # What no own data set, model, loss, metric or optimizer has to touch.
 UNCHANGED = [
-    "build_loaders", "batches", "lr_factor", "setup_device", "fail", "cpus_of_rank",
-    "check_launcher", "check_enough", "check_gpus", "check_finite", "check_ranks", "load_image",
-    "seed_of", "SeededDataset", "start_workers", "open_log", "log", "log_start", "describe_run",
-    "check_same_run", "load_checkpoint", "check_best", "read_checkpoint", "restore",
-    "save_checkpoints", "save_checkpoint", "wait_for_gloo",
+    "build_loaders", "batches", "lr_factor", "setup_device", "fail", "HelpFormatter",
+    "cpus_of_rank", "check_launcher", "check_enough", "check_gpus", "check_finite", "check_ranks",
+    "load_image", "seed_of", "SeededDataset", "ResumableSampler", "Meetings", "catch_signals",
+    "ignore_signals", "kill_workers", "start_workers", "open_log", "log", "log_start",
+    "describe_gpu", "describe_run", "check_same_run", "typed", "load_checkpoint", "check_best",
+    "read_checkpoint", "is_finite", "restore", "peak_memory", "save_checkpoints",
+    "save_checkpoint", "wait_for_gloo",
 ]  # fmt: skip
 
 

@@ -15,11 +15,13 @@ from harness import (
     AS_OTHERS,
     CHAPTERS,
     assert_same,
-    events,
     load_chapter,
     load_state,
     rows,
 )
+from run_log import read_run
+from stops import assert_stopped, one_start
+from tiers import table
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from with_tiny_model import save_every_epoch, stateful, tiny_float64
@@ -36,47 +38,52 @@ def train(crew: Crew, chapter: str, world_size: int, argv: list, **patches: Any)
     return answers
 
 
+WAYS = [(chapter, 2, WORLD_SIZES.get(chapter, 2)) for chapter in CHAPTERS]
+MORE_WAYS = [("02_distributed", 0, 2), *((chapter, 2, 1) for chapter in CHAPTERS[1:])]
+
+
 @pytest.mark.parametrize(
-    ("chapter", "workers"), [("02_distributed", 0), *((chapter, 2) for chapter in CHAPTERS)]
+    ("chapter", "workers", "ranks"), table([*WAYS, *MORE_WAYS], WAYS), ids=lambda value: f"{value}"
 )
 def test_bit_for_bit(
-    chapter: str, workers: int, crew: Crew, tmp_path: Path, image_folder: Path
+    chapter: str, workers: int, ranks: int, crew: Crew, tmp_path: Path, image_folder: Path
 ) -> None:
-    """Dropout, BatchNorm, augmentation and loader workers: what is saved in the end and all that
-    is logged on the way is the same."""
-    world_size = min(2, WORLD_SIZES.get(chapter, 2))
-    argv = ["--data", image_folder, *BATCH, "--epochs", 3, "--workers", workers, "--seed", 5]
-    argv += ["--print-freq", 1]
-    whole = tmp_path / "whole"
-    patches = {"build_model": stateful}
-    train(
-        crew, chapter, world_size, [*argv, "--output-dir", whole],
-        **patches, save_checkpoint=save_every_epoch,
-    )  # fmt: skip
-    # As if the run had been killed in its second epoch: the first one's checkpoint, and a log
-    # that is further than it.
-    cut = tmp_path / "cut"
-    cut.mkdir()
-    shutil.copy(whole / "after1.pt", cut / "checkpoint.pt")
-    log = (whole / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (cut / "metrics.jsonl").write_text("".join(log[:5]))
-    train(crew, chapter, world_size, [*argv, "--resume", "--output-dir", cut], **patches)
+    """A run in one piece, one saved after every step, one told to stop and resumed, and one killed
+    and resumed: with dropout, BatchNorm, augmentation and loader workers what is saved in the end,
+    and all that is logged on the way, is the same."""
+    ranks = min(2, ranks)
+    argv = ["--data", image_folder, "--image-size", 16, "--batch-size", 8, "--epochs", 2]
+    argv += ["--workers", workers, "--seed", 5, "--output-dir"]
+    whole, saved, stopped, killed = (tmp_path / name for name in ("a", "b", "c", "d"))
 
-    assert_same(load_state(whole / "checkpoint.pt"), load_state(cut / "checkpoint.pt"))
-    assert rows(cut, "start")[1]["epoch"] == 1
+    def go(folder: Path, *more: Any, **ask: Any) -> list[dict]:
+        return one_start(crew, chapter, [*argv, folder, *more], ranks, stateful, **ask)
 
-    def numbers(run_dir: Path) -> list[tuple]:
-        keys = ("event", "epoch", "step", "loss", "acc1", "acc5", "lr", "images")
-        last = max(i for i, row in enumerate(events(run_dir)) if row["event"] == "start")
-        after = events(run_dir)[last:]
-        return [
-            tuple(row.get(key) for key in keys)
-            for row in after
-            if row["event"] in ("train", "eval") and row["epoch"] >= 1
-        ]
+    assert go(whole)[0]["exit"] is None
+    assert go(saved, "--save-minutes", 0)[0]["exit"] is None
+    # Of 3 steps an epoch: inside the second one.
+    assert_stopped(go(stopped, step=5), stopped, 1, 2)
+    # Killed later than its last save, so that its log is further than that.
+    killed.mkdir()
+    shutil.copy(stopped / "checkpoint.pt", killed)
+    shutil.copy(stopped / "best.pt", killed)
+    shutil.copy(whole / "metrics.jsonl", killed)
+    for folder in (stopped, killed):
+        assert go(folder)[0]["exit"] is None
+        assert rows(folder, "start")[1]["step"] == 2
 
-    assert len(numbers(whole)) == 6  # two steps and an evaluation, twice
-    assert numbers(cut) == numbers(whole)
+    for folder in (saved, stopped, killed):
+        for name in ("checkpoint.pt", "best.pt"):
+            assert_same(load_state(whole / name), load_state(folder / name))
+        assert numbers(folder) == numbers(whole)
+    assert len(numbers(whole)) == 2 * 4  # three steps and an evaluation, twice
+
+
+def numbers(run_dir: Path) -> list[tuple]:
+    """What the log says of training, without what a resumed run has done again."""
+    keys = ("epoch", "step", "loss", "acc1", "acc5", "lr", "images")
+    run = read_run(run_dir)
+    return [tuple(row.get(key) for key in keys) for row in [*run.train, *run.eval]]
 
 
 def test_three_ranks(crew: Crew, tmp_path: Path) -> None:
@@ -113,13 +120,13 @@ RING = list(zip(ORDER, [*ORDER[1:], ORDER[0]], strict=True))
 
 @pytest.mark.parametrize(("first", "last"), RING)
 def test_any_chapter_resumes_any_other(first: str, last: str, crew: Crew, tmp_path: Path) -> None:
-    """At different world sizes: 1, 2 and 3 ranks, 2 from 04 on."""
+    """Inside an epoch, at different world sizes: 1, 2 and 3 ranks, 2 from 04 on."""
     argv = ["--synthetic", 50, *BATCH, "--epochs", 2, "--workers", 0]
     patches = {"build_model": tiny_float64, "save_checkpoint": save_every_epoch}
     whole, other = tmp_path / "whole", tmp_path / "other"
-    begin = [*argv, *AS_OTHERS.get(first, []), "--output-dir", whole]
+    begin = [*argv, *AS_OTHERS.get(first, []), "--save-minutes", 0, "--output-dir", whole]
     train(crew, first, WORLD_SIZES.get(first, 2), begin, **patches)
-    resume = [*argv, *AS_OTHERS.get(last, []), "--resume", whole / "after1.pt"]
+    resume = [*argv, *AS_OTHERS.get(last, []), "--resume", whole / "inside1.2.pt"]
     resume += ["--output-dir", other]
     train(crew, last, WORLD_SIZES.get(last, 2), resume, build_model=tiny_float64)
     a, b = load_state(whole / "checkpoint.pt"), load_state(other / "checkpoint.pt")
@@ -129,8 +136,9 @@ def test_any_chapter_resumes_any_other(first: str, last: str, crew: Crew, tmp_pa
     for key, slot in a["optimizer"]["state"].items():
         momentum = b["optimizer"]["state"][key]["momentum_buffer"]
         assert torch.allclose(slot["momentum_buffer"], momentum, rtol=0, atol=1e-10), key
-    # It really went on: a first epoch alone is somewhere else.
-    early = load_state(whole / "after1.pt")["model"]
+    # It really went on, from there: the steps before it alone are somewhere else.
+    assert rows(other, "start")[0]["step"] == 2
+    early = load_state(whole / "inside1.2.pt")["model"]
     assert any(not torch.allclose(t, early[n], rtol=0, atol=1e-6) for n, t in b["model"].items())
 
 
@@ -199,6 +207,7 @@ def test_the_same_line_again(crew: Crew, chapter: str, tmp_path: Path) -> None:
     checkpoint = tmp_path / "run/checkpoint.pt"
     for _ in range(2):
         checkpoint.unlink(missing_ok=True)
+        checkpoint.with_name("best.pt").unlink(missing_ok=True)
         train(crew, chapter, world_size, argv, build_model=tiny_float64)
     before = checkpoint.read_bytes()
     first, *others = train(crew, chapter, world_size, argv, build_model=tiny_float64)
@@ -245,12 +254,13 @@ def test_momentum_that_is_missing(crew: Crew, tmp_path: Path) -> None:
     assert says in first["stdout"] and not other["stdout"]
 
 
-def test_best_is_written_first(crew: Crew, tmp_path: Path) -> None:
-    """Killed between its two files, a run must not know of a best that it has not saved. (Killed in
-    the middle of a file: test_faults.py.)"""
+def test_order_of_saves(crew: Crew, tmp_path: Path) -> None:
+    """An epoch is saved before its evaluation, so that a best.pt alone is never what a killed run
+    has left. Killed between its two files, a run must not know of a best that it has not saved.
+    (Killed in the middle of a file: test_faults.py.)"""
     argv = ["--synthetic", 24, *BATCH, "--epochs", 1, "--workers", 0, "--output-dir", tmp_path]
     train(crew, "02_distributed", 1, argv, build_model=tiny_float64, save_checkpoint=note_name)
-    assert (tmp_path / "saved").read_text() == "best.pt checkpoint.pt "
+    assert (tmp_path / "saved").read_text() == "checkpoint.pt best.pt checkpoint.pt "
 
 
 def note_name(state: dict, path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from crew import Crew, call_main
 from harness import SLURM, load_chapter
 from torch.utils.data import DataLoader, Dataset, Subset
-from with_tiny_model import tiny_float32
+from with_tiny_model import TinyModel, tiny_float32
 
 WORLD_SIZES = {"01_dataparallel": (1,)}
 # build_loaders of the other chapters is that of 02, or differs from it in a comment.
@@ -137,34 +137,44 @@ def test_numpy_differs_by_rank() -> None:
 NOTED: list = []
 
 
-def note_seed(*_: object) -> None:
-    """In place of train_one_epoch: note where dropout's random numbers begin."""
-    NOTED.append(torch.initial_seed())
+class Noting(TinyModel):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Notes where dropout's random numbers begin."""
+        if self.training:
+            NOTED.append(torch.initial_seed())
+        return super().forward(images)
+
+
+def noting(args: object, num_classes: int) -> Noting:
+    """In place of build_model."""
+    return Noting(num_classes)
 
 
 def seeds_of_dropout(argv: list[str]) -> list[int]:
-    """In a crew member: by epoch."""
+    """In a crew member: by step."""
     NOTED.clear()
-    patches = {"train_one_epoch": note_seed, "build_model": tiny_float32}
-    answer = call_main(HUB, argv, patches)
+    answer = call_main(HUB, argv, {"build_model": noting})
     assert answer["exit"] is None, answer
     return NOTED[:]
 
 
 def test_dropout_differs(crew: Crew, tmp_path: Path) -> None:
-    """Between ranks, epochs and neighbouring seeds."""
+    """Between ranks, steps, epochs and neighbouring seeds."""
     argv = ["--synthetic", "16", "--image-size", "8", "--batch-size", "8", "--epochs", "3"]
     seeds = []
     for seed in ("0", "1"):
         more = ["--workers", "0", "--seed", seed, "--output-dir", str(tmp_path / seed)]
         for answer in crew.run(seeds_of_dropout, argv + more, world_size=2):
             seeds += answer
-    assert len(set(seeds)) == len(seeds) == 12
+    assert len(set(seeds)) == len(seeds) == 24  # of 3 epochs of 2 steps
 
 
-def note_images(args: object, log: object, model: object, loader: DataLoader, *_: object) -> None:
+def note_images(
+    args: object, log: object, model: object, loader: DataLoader, *_: object
+) -> tuple[int, bool]:
     """In place of train_one_epoch: note what each view of the image looks like."""
     NOTED.append([[image.numpy().tobytes() for image in images] for images, _ in loader])
+    return len(loader), False
 
 
 def views_of_one_image(argv: list[str]) -> list[list[list[bytes]]]:

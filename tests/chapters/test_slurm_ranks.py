@@ -1,35 +1,20 @@
-"""Chapter 06 without a Slurm: ranks from its variables, and a stop in the middle of an epoch.
+"""Chapter 06 without a Slurm: ranks from its variables.
 
 test_slurm.py sees the same with a real one. Here the variables are those that real ones have set.
 """
 
-import multiprocessing
 import os
 import signal
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 from crew import Crew, call_main
-from harness import LAUNCHER_VARIABLES, ROOT, SLURM, events, load_chapter, load_state, rows
-from plain_training import (
-    EPOCHS,
-    HIGH_RATE,
-    IMAGES,
-    arguments,
-    assert_is_plain_training,
-    assert_one_run,
-)
-from torch import Tensor
-from warm import run_warm
+from harness import LAUNCHER_VARIABLES, SLURM, load_chapter
+from plain_training import HIGH_RATE, arguments
+from stops import assert_stopped
 from with_tiny_model import tiny_float64
-
-USR1, TERM = signal.SIGUSR1, signal.SIGTERM
 
 
 @pytest.fixture(scope="module")
@@ -150,12 +135,19 @@ def test_processes_share_the_cores(chapter: ModuleType, environment: pytest.Monk
 def test_torchrun_knows_already(chapter: ModuleType, environment: pytest.MonkeyPatch) -> None:
     """Its processes have the variables of the task that torchrun is."""
     env = task(1, 0, 2, 2, 2, TORCHELASTIC_RUN_ID="none", RANK="3", WORLD_SIZE="4")
+    env |= {"LOCAL_RANK": "1"}
     seen = []
-    environment.setattr(chapter, "run_rank", lambda *_: seen.append(dict(os.environ)))
+
+    def look(args: object, world_size: int) -> None:
+        seen.append(dict(os.environ))
+        raise StopIteration
+
+    environment.setattr(chapter, "check_flags", look)
     environment.setattr(signal, "signal", lambda *_: None)
     for name, value in env.items():
         environment.setenv(name, value)
-    chapter.main(["--synthetic", "8", "--output-dir", "nowhere"])
+    with pytest.raises(StopIteration):
+        chapter.main(["--synthetic", "8", "--output-dir", "nowhere"])
     assert [(place["RANK"], place["WORLD_SIZE"]) for place in seen] == [("3", "4")]
     assert "MASTER_PORT" not in seen[0]
 
@@ -198,182 +190,24 @@ def test_meeting_in_a_file(
     assert all(name.startswith(f"file://{tmp_path}/") for name in names), names
 
 
-# --------------------------------------------------------------------- the stop inside an epoch
+# --------------------------------------------------------------- a signal before the first step
 
 
-def leg(chapter: str, argv: list[str], ask: dict[str, Any]) -> dict:
-    """In a crew member: one start of a run that may be asked to stop. ask: who, after which step or
-    in which evaluation of this start, by which signal."""
-    module, at, seeds, workers = load_chapter(chapter), {"step": 0, "evaluation": 0}, set(), []
-    batches, evaluate = module.batches, module.evaluate
-    for number in (USR1, TERM):  # an evaluation may inherit that they are ignored
-        signal.signal(number, signal.SIG_IGN if "--evaluate" in argv else signal.SIG_DFL)
-    mine = int(os.environ["CREW_RANK"]) == ask.get("rank")
+def signalled_before_it_starts(chapter: str, argv: list[str]) -> dict:
+    """In a crew member: SIGUSR1 comes while the data set is made."""
+    module = load_chapter(chapter)
+    build = module.build_datasets
 
-    def maybe_ask(**now: int) -> None:
-        if not mine or not now.items() <= ask.items():
-            return
-        if "workers" not in ask:
-            return os.kill(os.getpid(), ask["signal"])
-        workers[:] = multiprocessing.active_children()
-        for number in ask["workers"]:
-            for worker in workers:
-                os.kill(worker.pid, number)
-            time.sleep(0.3)
-            assert all(worker.is_alive() for worker in workers), f"{number} ended a worker"
+    def signals(args: object) -> tuple:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return build(args)
 
-    def counting(*given: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in batches(*given):
-            if not torch.is_inference_mode_enabled():
-                at["step"] += 1
-                seeds.add(torch.initial_seed())
-                maybe_ask(step=at["step"])
-            yield batch
-
-    def evaluating(*given: Any) -> dict:
-        at["evaluation"] += 1
-        maybe_ask(evaluation=at["evaluation"])
-        return evaluate(*given)
-
-    patches = {"batches": counting, "evaluate": evaluating, "build_model": tiny_float64}
-    if chapter == SLURM:
-        patches["STOP_EVERY"] = ask.get("every", 1)
-    answer = call_main(chapter, argv, patches)
-    handles = [signal.getsignal(number) is not signal.SIG_DFL for number in (USR1, TERM)]
-    return answer | at | {"handles": handles, "workers": len(workers), "seeds": list(seeds)}
+    return call_main(chapter, argv, {"build_datasets": signals, "build_model": tiny_float64})
 
 
-def one_start(crew: Crew, folder: Path, world_size: int, *more: Any, **ask: Any) -> list[dict]:
-    """Another start of the run in a folder; the answers of its ranks, which have all ended alike
-    and at the same step."""
-    argv = [*arguments(folder, HIGH_RATE), "--print-freq", "1", "--resume"]
-    argv += [str(word) for word in more]
-    ask = {"rank": world_size - 1, "signal": USR1} | ask
-    answers = crew.run(leg, SLURM, argv, ask, world_size=world_size)
-    for name in ("exit", "step", "evaluation", "handles"):
-        assert all(answer[name] == answers[0][name] for answer in answers), answers
-    return answers
-
-
-def assert_stopped(answers: list[dict], folder: Path, epoch: int, done: int) -> None:
-    """By request, with the last word in the log, and a checkpoint of that very step."""
-    assert answers[0]["exit"] == 75, answers
-    assert events(folder)[-1]["event"] == "stopped"
-    state = load_state(folder / "checkpoint.pt")
-    assert (state["epoch"], state.get("step", 0)) == (epoch, done)
-    assert ("inside an epoch" in state["model_name"]) == (done > 0)
-    assert not (folder / "checkpoint.tmp").exists()
-
-
-def assert_whole(answers: list[list[dict]], folder: Path) -> None:
-    """All starts together are the uninterrupted run."""
-    assert answers[-1][0]["exit"] is None, answers[-1]
-    steps = [answer[0]["step"] for answer in answers]
-    done = [sum(steps[:number]) for number in range(len(steps))]
-    assert_one_run(folder, [len(answer) for answer in answers], done)
-
-
-def assert_plain(folder: Path) -> None:
-    state = load_state(folder / "checkpoint.pt")
-    assert_is_plain_training(state, tiny_float64, HIGH_RATE, 1e-10, folder)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "ask", "stops"),
-    [
-        # The step of a start at which one rank is asked; the epoch, and the steps of it done.
-        ((2, 2), [dict(step=6)], [(1, 2)]),
-        # Twice, and at three sizes; the second inside the epoch that the first one stopped.
-        ((1, 2, 3), [dict(step=1), dict(step=2, signal=TERM)], [(0, 1), (0, 3)]),
-        # The last step of the last epoch, and of others: only the evaluation is left.
-        ((1, 2), [dict(step=12)], [(2, 4)]),
-        ((2, 2, 2), [dict(step=4), dict(step=1)], [(0, 4), (1, 1)]),
-        ((2, 1), [dict(evaluation=1)], [(1, 0)]),
-    ],
-)
-def test_stop(
-    sizes: tuple, ask: list[dict], stops: list[tuple], crew: Crew, tmp_path: Path
-) -> None:
-    """One rank is asked. All stop at the same step, and together the starts are one whole run."""
-    answers = []
-    for world_size, asked, stop in zip(sizes, ask, stops, strict=False):
-        answers.append(one_start(crew, tmp_path, world_size, **asked))
-        assert_stopped(answers[-1], tmp_path, *stop)
-    answers.append(one_start(crew, tmp_path, sizes[-1]))
-    assert_whole(answers, tmp_path)
-
-
-def test_stop_between_two_looks(crew: Crew, tmp_path: Path) -> None:
-    """The ranks look every STOP_EVERY steps of an epoch and after its last, whatever --print-freq
-    says. What loader workers have fetched beyond the stop is not lost."""
-    freq = ["--print-freq", 2, "--workers"]
-    first = one_start(crew, tmp_path, 2, *freq, 2, step=6, every=3)
-    assert_stopped(first, tmp_path, 1, 3)
-    last = one_start(crew, tmp_path, 2, *freq, 1, every=3)
-    assert last[0]["exit"] is None
-    places = [(row["epoch"], row["step"]) for row in rows(tmp_path, "train")]
-    assert places == [(0, 2), (0, 4), (1, 2), (1, 4), (2, 2), (2, 4)]
-    assert [answers[0]["step"] for answers in (first, last)] == [7, 5]
-    # Two epochs of each start: dropout in what is left of one is not as at its beginning.
-    seeds = [seed for answer in (*first, *last) for seed in answer["seeds"]]
-    assert len(set(seeds)) == len(seeds) == 8
-    assert_plain(tmp_path)
-
-
-def test_asked_when_nothing_is_left(crew: Crew, tmp_path: Path) -> None:
-    """In the last evaluation, or as a finished run begins again: no requeue."""
-    first = one_start(crew, tmp_path, 2, evaluation=EPOCHS)
-    assert_whole([first], tmp_path)
-    again = one_start(crew, tmp_path, 1, step=1)
-    assert (again[0]["exit"], again[0]["step"]) == (None, 0)
-    assert [row["event"] for row in events(tmp_path)][-2:] == ["start", "end"]
-
-
-def test_loader_workers_survive(crew: Crew, tmp_path: Path) -> None:
-    """Slurm signals every process of a step, and the workers have none of their ranks' handlers.
-    By the second step both workers of the rank have delivered, and so begun."""
-    answers = one_start(crew, tmp_path, 2, "--workers", 2, step=2, workers=[USR1, TERM])
-    assert [answer["workers"] for answer in answers] == [0, 4]  # two of each loader
-    assert answers[0]["exit"] is None, answers
-    assert_plain(tmp_path)
-
-
-def test_its_checkpoint_can_be_evaluated(crew: Crew, tmp_path: Path) -> None:
-    """With any batch size; and an evaluation ends at once when it is told to."""
-    assert_stopped(one_start(crew, tmp_path, 2, step=6), tmp_path, 1, 2)
-    argv = [*arguments(tmp_path / "evaluated", HIGH_RATE), "--batch-size", "10", "--seed", "8"]
-    argv += ["--resume", str(tmp_path / "checkpoint.pt"), "--evaluate"]
-    (answer,) = crew.run(leg, SLURM, argv, {})
-    assert (answer["exit"], answer["handles"]) == (None, [False, False]), answer
-    (row,) = rows(tmp_path / "evaluated", "eval", "evaluate.jsonl")
-    assert row["images"] == IMAGES // 4
-
-
-FAILS = f"""
-import sys
-sys.path.insert(0, {str(ROOT / "tests/support")!r})
-import torch
-from harness import load_chapter
-from with_tiny_model import TinyModel
-chapter = load_chapter({SLURM!r})
-
-
-class Broken(TinyModel):
-    def forward(self, images):
-        raise RuntimeError("a mistake in the model")
-
-
-chapter.build_model = lambda args, num_classes: Broken(num_classes)
-chapter.main()
-"""
-
-
-def test_failing_with_workers(tmp_path: Path) -> None:
-    """A rank that fails ends its loader's workers, though they ignore SIGTERM, by which Python
-    would end them, to wait for them then."""
-    script = tmp_path / "fails.py"
-    script.write_text(FAILS)
-    argv = ["--synthetic", "64", "--image-size", "8", "--batch-size", "4", "--workers", "2"]
-    argv += ["--print-freq", "1", "--output-dir", "out"]
-    statuses, _, errors = run_warm([script, *argv], tmp_path, 1, 90, tmp_path)
-    assert statuses == [1] and "a mistake in the model" in errors[0], errors
+def test_preempted_while_it_starts(crew: Crew, tmp_path: Path) -> None:
+    """Slurm would call a job that ends by the signal failed, and not start it again: it trains one
+    step, and stops as it would later."""
+    argv = [*arguments(tmp_path, HIGH_RATE), "--resume"]
+    answers = crew.run(signalled_before_it_starts, SLURM, argv, world_size=2)
+    assert_stopped(answers, tmp_path, 0, 1)

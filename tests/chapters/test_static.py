@@ -15,18 +15,20 @@ ALL_CHAPTERS = [DP, HUB, SPAWN, APEX, HOROVOD, SLURM, EVAL, FSDP]
 EVERYWHERE = [
     "build_model", "lr_factor", "check_image_folders", "check_enough", "check_pretrained",
     "check_finite", "fingerprint", "load_image", "synthetic_datasets", "seed_of", "describe_run",
-    "check_links", "check_best", "save_checkpoints", "save_checkpoint",
+    "check_links", "check_same_run", "check_best", "save_checkpoints", "save_checkpoint",
+    "is_finite", "HelpFormatter", "ignore_signals", "kill_workers", "describe_gpu", "typed",
 ]  # fmt: skip
 NOT_DP = [c for c in ALL_CHAPTERS if c != DP]
 ON_TORCH = [HUB, SPAWN, APEX, SLURM, EVAL, FSDP]
 SAME = {
     **{name: ALL_CHAPTERS for name in EVERYWHERE},
     **{name: NOT_DP for name in ("build_datasets", "setup_device", "SeededDataset", "log")},
-    "load_checkpoint": NOT_DP,
+    **{name: NOT_DP for name in ("load_checkpoint", "peak_memory", "catch_signals")},
+    **{name: NOT_DP for name in ("ResumableSampler", "Meetings")},
     **{name: ON_TORCH for name in ("batches", "check_gpus", "start_workers", "wait_for_gloo")},
-    "build_loaders": [HUB, SPAWN, APEX, HOROVOD, EVAL],
+    "build_loaders": [HUB, SPAWN, APEX, HOROVOD, SLURM, EVAL],
     "build_optimizer": [DP, HUB, SPAWN, SLURM, EVAL, FSDP],
-    "train_one_epoch": [HUB, SPAWN, EVAL, FSDP],
+    "train_one_epoch": [HUB, SPAWN, SLURM, EVAL, FSDP],
     "evaluate": [HUB, SPAWN, SLURM],
     "main": [HUB],
     "fail": [HUB, APEX, SLURM, EVAL, FSDP],
@@ -35,8 +37,7 @@ SAME = {
     "check_flags": [HUB, SPAWN, HOROVOD, SLURM],
     "check_ranks": [HUB, APEX, EVAL, FSDP],
     "open_log": [DP, HUB, SPAWN, APEX, HOROVOD, EVAL, FSDP],  # 06 waits
-    "log_start": [HUB, SPAWN, APEX, EVAL, FSDP],
-    "check_same_run": [DP, HUB, SPAWN, APEX, HOROVOD, EVAL, FSDP],
+    "log_start": [HUB, SPAWN, APEX, SLURM, EVAL, FSDP],
     "read_checkpoint": [c for c in NOT_DP if c != FSDP],  # 08 maps the file into memory
     "restore": [DP, HUB, SPAWN, SLURM, EVAL],
 }
@@ -115,7 +116,7 @@ def test_imports(chapter: str) -> None:
 
 # What asks who is who needs no tag where its line is about something else.
 ASKS = ("get_rank", "get_world_size", "get_default_backend_for_device", "hvd.rank", "hvd.size")
-SEAMS = ("gather_rows", "all_shall_stop", "join_slurm")  # explained where they are defined
+SEAMS = ("gather_rows", "join_slurm")  # explained where they are defined
 
 
 @pytest.mark.parametrize("chapter", NOT_DP)

@@ -40,7 +40,8 @@ HAVE_GROUPS = [chapter for chapter in CHAPTERS if chapter not in (ONE_PROCESS, H
 CASES = [(chapter, gpus) for chapter in CHAPTERS for gpus in (1, 2)]
 CORE = [(chapter, 2) for chapter in CHAPTERS] + [("02_distributed", 1)]
 # Steps without a row in the log: rows come at the last step of an epoch.
-ORDINARY = {epoch * STEPS + step for epoch in range(EPOCHS) for step in range(1, STEPS)}
+# The ranks meet at the first two steps of an epoch, and at its last.
+ORDINARY = {epoch * STEPS + step for epoch in range(EPOCHS) for step in range(3, STEPS)}
 
 
 def ranks_of(chapter: str, gpus: int) -> int:
@@ -232,6 +233,8 @@ def test_evaluation(crew: Crew, gpu_crew: Crew, tmp_path: Path) -> None:
         assert [answer["exit"] for answer in answers] == [None, None], answers
         log = [{k: v for k, v in row.items() if k != "time"} for row in events(folder / "run")]
         told = [row for row in log if row["event"] in ("eval", "naive")]
+        peaks = [row.pop("peak_mb", None) for row in told if row["event"] == "eval"]
+        assert [peak is not None for peak in peaks] == [name == "gpu"] * EPOCHS
         found[name] = files_of(folder) | files_of(folder / "run"), told
     assert found["gpu"][0].keys() == {"run.csv", "confusion.csv", "per_class.csv"}
     assert found["gpu"][0] == found["cpu"][0]

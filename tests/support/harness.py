@@ -28,7 +28,7 @@ LAUNCHER_VARIABLES = (
     "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_", "TORCHELASTIC", "GROUP_",
     "ROLE_", "SLURM_", "HOROVOD_",
 )  # fmt: skip
-CHECKPOINT_KEYS = {"model", "optimizer", "epoch", "best", "model_name", "metric"}
+CHECKPOINT_KEYS = {"model", "optimizer", "epoch", "step", "best", "model_name", "metric"}
 CHECKPOINT_KEYS |= {"classes", "images"}
 OWN_KEYS = {"04_apex": {"scaler"}}
 # What has a chapter compute as the others do: 04 is in 16 bits unless told otherwise.

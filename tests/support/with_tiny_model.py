@@ -65,9 +65,12 @@ def tiny_other_on_each_rank(args: object, num_classes: int) -> nn.Module:
 
 
 def save_every_epoch(state: dict, path: Path) -> None:
-    """In place of save_checkpoint, which only rank 0 may call: every epoch's file is kept, as a
-    killed run would leave it."""
+    """In place of save_checkpoint, which only rank 0 may call: every file is kept, as a killed run
+    would leave it: after2.pt after two epochs, inside2.1.pt after a step more."""
     assert os.environ["CREW_RANK"] == "0"
     torch.save(state, path)
     if path.name == "checkpoint.pt":
-        torch.save(state, path.with_name(f"after{state['epoch']}.pt"))
+        place = (
+            f"inside{state['epoch']}.{state['step']}" if state["step"] else f"after{state['epoch']}"
+        )
+        torch.save(state, path.with_name(f"{place}.pt"))

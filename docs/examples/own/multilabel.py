@@ -18,13 +18,16 @@ import fcntl
 import io
 import json
 import math
+import multiprocessing
 import os
+import signal
 import time
 import zipfile
 import zlib
 from argparse import Namespace
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import islice, zip_longest
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -49,11 +52,9 @@ BEST = "f1"
 # ---- flags ----
 def build_parser() -> argparse.ArgumentParser:
     """The flags, with their defaults."""
-    parser = argparse.ArgumentParser(
-        description=__doc__ and __doc__.splitlines()[0],  # python -OO takes it away
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.error = fail  # so that torchrun repeats the line about a mistyped flag
+
     add = parser.add_argument
     workers = min(16, cpus_of_rank())
     add("--data", type=Path, metavar="DIR", required=True, help="holds train.csv")
@@ -63,12 +64,15 @@ def build_parser() -> argparse.ArgumentParser:
     rates = "peak rates of backbone and head"
     add("--lr", type=float, nargs=2, default=[1e-3, 1e-2], help=rates)
     add("--weight-decay", type=float, default=0.01, help="of AdamW, on all weights")
+    add("--clip-grad", type=float, default=0, help="largest norm of gradients; 0: any")
     add("--workers", type=int, default=workers, help="loader processes of each rank")
     add("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
     add("--compile", action="store_true", help="speed up training by torch.compile")
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks (GPUs only)")
-    add("--output-dir", type=Path, default="runs/multilabel", help="results")
-    add("--resume", metavar="PATH", nargs="?", const="", help="from PATH or output-dir")
+    add("--output-dir", type=Path, default="runs/multilabel", help="log, checkpoints")
+    goes_on = "go on from --output-dir, if it has a run; or begin with a checkpoint"
+    add("--resume", metavar="PATH", nargs="?", const="", help=goes_on)
+    add("--save-minutes", type=float, default=15, help="between saves inside an epoch")
     add("--evaluate", action="store_true", help="evaluate, and do not train")
     add("--seed", type=int, default=0, help="for weights, order, crops and dropout")
     add("--print-freq", type=int, default=20, help="steps between two lines of the log")
@@ -120,6 +124,7 @@ def build_loaders(
     options = {
         "batch_size": args.batch_size // world_size,  # [dist] --batch-size is global
         "num_workers": args.workers,
+        "worker_init_fn": ignore_signals,
         "persistent_workers": args.workers > 0,
         "multiprocessing_context": "fork" if args.workers else None,
         "pin_memory": torch.accelerator.is_available(),
@@ -130,7 +135,7 @@ def build_loaders(
     # first batches are the first batch of a single process, and so on. Both drop_last
     # leave out images that do not fill a batch: all ranks have equally many steps.
     seed = 1_000_003 * args.seed  # far apart: the sampler adds the epoch to it
-    sampler = DistributedSampler(  # [dist]
+    sampler = ResumableSampler(  # [dist]
         train_set, world_size, rank, seed=seed, drop_last=True
     )
     train_set = SeededDataset(train_set, args.seed)
@@ -196,50 +201,66 @@ def train_one_epoch(
     loader: DataLoader,
     optimizer: Optimizer,
     epoch: int,
-) -> None:
-    """Train on this rank's share of the images. Loss and hits add up on the device: the
-    host would wait to read them, so it does so only every --print-freq steps."""
-    device = next(model.parameters()).device
+    done: int,
+) -> tuple[int, bool]:
+    """Train on this rank's share of the images, after the first `done` steps, until the
+    epoch ends, or the ranks agree to save or stop. Returns the steps done, and whether
+    to stop. Loss and hits add up on the device: the host would wait to read them."""
+    device, rank = next(model.parameters()).device, dist.get_rank()
     criterion = nn.BCEWithLogitsLoss()
     totals = torch.zeros(2, dtype=torch.float64, device=device)  # of loss and hits
-    logged, start = 0, time.perf_counter()  # step and moment of the last row
+    steps = done + len(loader)  # of the whole epoch
+    logged, start = done, time.perf_counter()  # step and moment of the last row
+    meetings = Meetings(args, done, steps, clock=rank == 0)  # [dist] one clock for all
 
     model.train()
     epoch_batches = batches(loader, device, f"epoch {epoch}")
-    for step, (images, targets) in enumerate(epoch_batches, start=1):
+    for step, (images, targets) in enumerate(epoch_batches, start=done + 1):
         # The factor in the middle of the step: neither the first nor the last is 0.
-        factor = lr_factor(args, epoch + (step - 0.5) / len(loader))
+        factor = lr_factor(args, epoch + (step - 0.5) / steps)
         for group in optimizer.param_groups:
             peak = group.setdefault("initial_lr", group["lr"])  # in the first step
             group["lr"] = factor * peak
 
+        # Dropout differs between ranks and steps, and is the same after a resume.
+        torch.manual_seed(seed_of(args.seed, epoch, step, rank))  # [dist]
         with torch.autocast(device.type, torch.bfloat16, enabled=args.bf16):
             logits = model(images)
             loss = criterion(logits, targets)
 
-        optimizer.zero_grad()
         loss.backward()  # [dist] averages the gradients over the ranks as it goes
+        if args.clip_grad:
+            nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad)
         optimizer.step()
+        optimizer.zero_grad()  # here, so that no gradients lie beside activations
 
         totals[0] += loss.detach() * len(targets)
         totals[1] += ((logits.detach() > 0) == targets).all(1).sum()  # all labels right
 
-        if step % args.print_freq == 0 or step == len(loader):
-            dist.all_reduce(totals)  # [dist] sums over all ranks
-            seen = (step - logged) * args.batch_size
-            mean_loss, accuracy = (totals / seen).tolist()
-            check_finite(mean_loss, f"at step {step} of epoch {epoch}")
-            row = {
-                "epoch": epoch,
-                "step": step,
-                "loss": mean_loss,
-                "exact_match": 100 * accuracy,
-                "lr": optimizer.param_groups[0]["lr"],
-                "images_per_second": seen / (time.perf_counter() - start),
-            }
-            log(log_file, "train", row)
-            totals.zero_()
-            logged, start = step, time.perf_counter()
+        if step == meetings.next:
+            # One sum over all ranks tells each of them loss and hits, whether one was
+            # asked to stop, and by rank 0's clock when to save and to meet again.
+            sums = torch.cat([totals, totals.new_tensor(meetings.news())])
+            dist.all_reduce(sums)  # [dist]
+            loss_sum, hits, *news = sums.tolist()
+            check_finite(loss_sum, f"at step {step} of epoch {epoch}")
+            save, stop = meetings.learn(news)
+            if save or stop or step % args.print_freq == 0 or step == steps:
+                seen = (step - logged) * args.batch_size
+                row = {
+                    "epoch": epoch,
+                    "step": step,
+                    "loss": loss_sum / seen,
+                    "exact_match": 100 * hits / seen,
+                    "lr": optimizer.param_groups[0]["lr"],
+                    "images_per_second": seen / (time.perf_counter() - start),
+                }
+                log(log_file, "train", row)
+                totals.zero_()
+                logged, start = step, time.perf_counter()
+            if save or stop:
+                return step, stop
+    return steps, False
 
 
 # ---- evaluation ----
@@ -339,35 +360,49 @@ def main(argv: list[str] | None = None) -> None:
     model = DistributedDataParallel(raw_model, gradient_as_bucket_view=True)  # [dist]
     model = torch.compile(model) if args.compile else model
 
-    log_start(log_file, args, device, len(train_loader), run, checkpoint)
-    first_epoch = checkpoint.get("epoch", 0)
+    steps = len(train_loader)  # of an epoch
+    log_start(log_file, args, device, steps, run, checkpoint, optimizer)
+    epoch, done = checkpoint.get("epoch", 0), checkpoint.get("step", 0)
     best = checkpoint.get("best") if args.resume == "" else None  # of this folder
     if args.evaluate:
         scores = evaluate(args, raw_model, val_loader, len(classes))
-        log(log_file, "eval", {"epoch": first_epoch, **scores})
-    for epoch in range(first_epoch, 0 if args.evaluate else args.epochs):
-        train_loader.sampler.set_epoch(epoch)  # [dist] gives each epoch its own order
-        train_loader.dataset.set_epoch(epoch)  # and its own crops and flips
-        # Dropout differs between ranks and epochs, and is the same after a resume.
-        torch.manual_seed(seed_of(args.seed, epoch, rank))  # [dist]
-        train_one_epoch(args, log_file, model, train_loader, optimizer, epoch)
-        scores = evaluate(args, raw_model, val_loader, len(classes))
         log(log_file, "eval", {"epoch": epoch, **scores})
 
-        is_best = best is None or scores[BEST] > best
-        best = float(scores[BEST]) if is_best else best
+    # A round trains to the end of the epoch or until it is time to save; where no step
+    # is left, it evaluates. Then it saves: a resumed run begins with the next round.
+    catch_signals(args)
+    stop = False
+    while epoch < args.epochs and not (args.evaluate or stop):
+        if done < steps:
+            train_loader.sampler.set_epoch(epoch)  # [dist] each epoch has its own order
+            train_loader.sampler.done = done * train_loader.batch_size  # left out of it
+            train_loader.dataset.set_epoch(epoch)  # and its own crops and flips
+            done, stop = train_one_epoch(
+                args, log_file, model, train_loader, optimizer, epoch, done
+            )
+            is_best = False
+        else:
+            scores = evaluate(args, raw_model, val_loader, len(classes))
+            log(log_file, "eval", {"epoch": epoch, **scores, **peak_memory(device)})
+            is_best = best is None or scores[BEST] > best
+            best = float(scores[BEST]) if is_best else best
+            epoch, done = epoch + 1, 0
         state = {
             "model": raw_model.state_dict(),
             "optimizer": optimizer.state_dict(),
-            "epoch": epoch + 1,
+            "epoch": epoch,
+            "step": done,
             "best": best,
             **run,
         }
         if rank == 0:  # [dist] one process writes
             save_checkpoints(args, state, is_best)
-    log(log_file, "end", {f"best_{BEST}": best})
+    log(log_file, "stopped" if stop else "end", {f"best_{BEST}": best})
+    dist.barrier()  # [dist] rank 0 may still save, and the first that ends may end all
     wait_for_gloo()
     dist.destroy_process_group()  # [dist] without it a finished process may abort
+    if stop:
+        raise SystemExit(75)  # EX_TEMPFAIL of sysexits.h: the run can go on
 
 
 # ---- what protects a long run: a first reading needs none of it ----
@@ -379,6 +414,12 @@ def fail(message: str) -> NoReturn:
     except SystemExit as error:  # which @errors.record, on main, does not report
         errors.get_error_handler().record_exception(error)
         raise
+
+
+class HelpFormatter(
+    argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter
+):
+    """Of --help: says the defaults, and leaves the docstring's lines as they are."""
 
 
 def cpus_of_rank() -> int:
@@ -404,7 +445,9 @@ def check_flags(args: Namespace, world_size: int) -> None:
         ("--epochs", args.epochs, 1, math.inf),
         *(("--lr", rate, 0, math.inf) for rate in args.lr),
         ("--weight-decay", args.weight_decay, 0, math.inf),
+        ("--clip-grad", args.clip_grad, 0, math.inf),
         ("--workers", args.workers, 0, max(16, 4 * cpus_of_rank())),
+        ("--save-minutes", args.save_minutes, 0, math.inf),
         ("--print-freq", args.print_freq, 1, math.inf),
     ):
         if not (least <= value <= most and math.isfinite(value)):  # nan is not, either
@@ -517,6 +560,83 @@ class SeededDataset(Dataset):
             return self.dataset[index]
 
 
+class ResumableSampler(DistributedSampler):
+    """Leaves out the first `done` images of this rank: they were trained on already."""
+
+    done = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(super().__iter__(), self.done, None)
+
+    def __len__(self) -> int:
+        return super().__len__() - self.done
+
+
+# A cluster asks a run to save and end by these signals; and those that have come.
+STOP_SIGNALS = [signal.SIGTERM, signal.SIGUSR1]
+ASKED_TO_STOP: list[int] = []
+
+
+class Meetings:
+    """The steps at which the ranks tell each other how it goes: rows of the log, and
+    every 5 seconds by one rank's clock, as torchrun kills 30 s after a signal."""
+
+    seconds = 5
+
+    def __init__(self, args: Namespace, done: int, steps: int, clock: bool) -> None:
+        self.print_freq, self.steps, self.clock = args.print_freq, steps, clock
+        self.last, self.next = done, done + 1
+        self.moment = time.perf_counter()  # of the last one
+        self.save_at = self.moment + 60 * args.save_minutes
+        self.seconds_per_step = math.inf
+
+    def news(self) -> list[float]:
+        """How many signals to stop this rank has got. And from the one with the clock:
+        whether to save, and the step to meet at next. The ranks add them up."""
+        if not self.clock:
+            return [len(ASKED_TO_STOP), 0, 0]
+        row = self.next + self.print_freq - self.next % self.print_freq
+        soon = self.next + max(1, int(self.seconds / self.seconds_per_step))
+        due = time.perf_counter() > self.save_at
+        return [len(ASKED_TO_STOP), due, min(row, soon, self.steps)]
+
+    def learn(self, news: list[float]) -> tuple[bool, bool]:
+        """Takes the sum of all ranks' news. Returns whether to save, and to stop."""
+        # The host has read the sum: here a GPU is not behind it, so the time is real.
+        now = time.perf_counter()
+        self.seconds_per_step = (now - self.moment) / (self.next - self.last)
+        self.moment, self.last = now, self.next
+        asked, due, self.next = map(int, news)
+        return due > 0, asked > 0
+
+
+def catch_signals(args: Namespace) -> None:
+    """From now on a signal to stop is only noted: the ranks stop together, where they
+    meet. A second one changes nothing: launcher and cluster may send one each."""
+
+    def note(number: int, frame: object) -> None:
+        ASKED_TO_STOP.append(number)
+
+    ASKED_TO_STOP.clear()
+    for stop_signal in STOP_SIGNALS:
+        signal.signal(stop_signal, signal.SIG_DFL if args.evaluate else note)
+
+
+def ignore_signals(worker_id: int) -> None:
+    """In a loader worker: some clusters signal all processes of a job, this one too."""
+    for stop_signal in STOP_SIGNALS:
+        signal.signal(stop_signal, signal.SIG_IGN)
+
+
+def kill_workers() -> None:
+    """At the end of a run that an error ends: its traceback holds the loaders. Python
+    would send their workers SIGTERM, which they ignore, and wait for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or torch reports them as lost
+    for worker in multiprocessing.active_children():
+        if worker.daemon:
+            worker.kill()
+
+
 def start_workers(
     args: Namespace, train_loader: DataLoader, val_loader: DataLoader
 ) -> None:
@@ -532,6 +652,7 @@ def start_workers(
     if not args.evaluate:
         iter(train_loader)
     val_loader.sampler.extend(share)
+    Finalize(None, kill_workers, exitpriority=0)
 
 
 def open_log(args: Namespace) -> TextIO:
@@ -589,23 +710,32 @@ def log_start(
     steps_per_epoch: int,
     run: dict,
     checkpoint: dict,
+    optimizer: Optimizer,
 ) -> None:
     """The first row of the log, and what a run that goes on should say."""
     if file is None:
         return
-    first_epoch = checkpoint.get("epoch", 0)
+    groups, world_size = optimizer.param_groups, dist.get_world_size()
+    peaks = [group["lr"] for group in groups]
     start = {
-        "epoch": first_epoch,
+        "epoch": checkpoint.get("epoch", 0),
+        "step": checkpoint.get("step", 0),
         "torch": torch.__version__,
         "device": str(device),
-        "world_size": dist.get_world_size(),
+        **describe_gpu(device),
+        "world_size": world_size,
+        "images_per_step": args.batch_size,
+        "images_per_rank": args.batch_size // world_size,
         "steps_per_epoch": steps_per_epoch,
+        "lr": args.lr,
+        "peak_lr": peaks[0] if len(set(peaks)) == 1 else peaks,
+        "parameters": sum(p.numel() for group in groups for p in group["params"]),
         "args": vars(args),
     }
     log(file, "start", start)
     if args.evaluate or not checkpoint:
         return
-    if first_epoch >= args.epochs:
+    if start["epoch"] >= args.epochs:
         print(f"nothing to train: all {args.epochs} epochs are done")
     if "classes" not in checkpoint:
         print("the checkpoint does not name its classes: they were not compared")
@@ -619,6 +749,14 @@ def log_start(
         print(f"the checkpoint has {has}: that of the others begins at 0")
 
 
+def describe_gpu(device: torch.device) -> dict:
+    """For the log: the name and the memory of this process's GPU."""
+    if device.type != "cuda":
+        return {}
+    gpu = torch.cuda.get_device_properties(device)
+    return {"gpu": f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"}
+
+
 def describe_run(model_name: str, classes: list[str], train_set: Dataset) -> dict:
     """What a checkpoint says of its run: `check_same_run` compares it."""
     run = {"model_name": model_name, "metric": BEST, "classes": classes}
@@ -627,7 +765,7 @@ def describe_run(model_name: str, classes: list[str], train_set: Dataset) -> dic
 
 def check_same_run(args: Namespace, run: dict, checkpoint: dict) -> None:
     """Fail if this run would misread the checkpoint."""
-    saved = checkpoint.get("model_name", "another program")
+    saved = checkpoint.get("model_name", "another program").removesuffix(INSIDE)
     if saved != run["model_name"]:
         fail(f"--resume: the checkpoint is of {saved}, not of {run['model_name']}")
     before = checkpoint.get("classes", run["classes"])
@@ -638,6 +776,18 @@ def check_same_run(args: Namespace, run: dict, checkpoint: dict) -> None:
     if metric != BEST and args.resume == "" and not args.evaluate:
         hint = "give its PATH to --resume, and another --output-dir"
         fail(f"best.pt was chosen by {metric}, not by {BEST}: {hint}")
+    if checkpoint.get("step") and not args.evaluate:
+        for before, now in (
+            (checkpoint["typed"], typed(args)),
+            (f"images {checkpoint['images']}", f"images {run['images']}"),
+        ):
+            if before != now:
+                fail(f"--resume: saved inside an epoch: keep {before}, not {now}")
+
+
+def typed(args: Namespace) -> str:
+    """The flags on which depends what the steps of an epoch train on."""
+    return f"--batch-size {args.batch_size} --seed {args.seed}"
 
 
 def load_checkpoint(args: Namespace, run: dict, rank: int) -> dict:
@@ -655,14 +805,13 @@ def load_checkpoint(args: Namespace, run: dict, rank: int) -> dict:
 
 
 def check_best(args: Namespace) -> None:
-    """Fail where a run that begins anew would overwrite the best epoch of another. (A
-    job that was killed between its first two saves has a best.pt of one epoch.)"""
+    """Fail where a run that begins anew would overwrite the best epoch of another."""
     best, lost = args.output_dir / "best.pt", args.output_dir / "checkpoint.pt"
-    if os.path.lexists(best) and read_checkpoint(best)["epoch"] > 1:
+    if os.path.lexists(best):
         fail(f"{lost} is gone, {best} is there: copy that to {lost} to go on from it")
 
 
-def read_checkpoint(path: Path, whole: bool = True) -> dict:
+def read_checkpoint(path: Path, whole: bool) -> dict:
     """What the file holds. Fails if it is not there, damaged, or of another kind. One
     rank looks at the `whole` file; `check_ranks` sees whether others have the same."""
     if not path.is_file():
@@ -677,17 +826,23 @@ def read_checkpoint(path: Path, whole: bool = True) -> dict:
         # Without map_location it would land on the GPU that it was saved from; without
         # weights_only it might run code.
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        for slot in [checkpoint["model"], *checkpoint["optimizer"]["state"].values()]:
-            tensors = filter(torch.is_tensor, slot.values())
-            if whole and not all(tensor.isfinite().all() for tensor in tensors):
-                raise ValueError("weights or momentum are not finite")
+        kept = [checkpoint["model"], *checkpoint["optimizer"]["state"].values()]
+        if whole and not is_finite(kept):
+            raise ValueError("weights or momentum are not finite")
         if checkpoint["epoch"] < 0 or not math.isfinite(checkpoint.get("best") or 0):
             raise ValueError("epoch or best is out of range")
         checksum = zlib.crc32(str([path.stat().st_size, checksums]).encode())
-        checkpoint["file"] = f"epoch {checkpoint['epoch']} (checksum {checksum:x})"
+        where = f"epoch {checkpoint['epoch']}, step {checkpoint.get('step', 0)}"
+        checkpoint["file"] = f"{where} (checksum {checksum:x})"
     except Exception as error:  # of many kinds; most do not name the file
         fail(f"cannot load {path}, {error!r:.99}: --resume another, such as best.pt")
     return checkpoint
+
+
+def is_finite(kept: list[dict]) -> bool:
+    """Whether the weights, and what the optimizer remembers of each, are finite."""
+    tensors = [one for slot in kept for one in slot.values() if torch.is_tensor(one)]
+    return all(tensor.isfinite().all() for tensor in tensors)
 
 
 def restore(checkpoint: dict, model: nn.Module, optimizer: Optimizer) -> None:
@@ -701,8 +856,24 @@ def restore(checkpoint: dict, model: nn.Module, optimizer: Optimizer) -> None:
     optimizer.load_state_dict(state)
 
 
+def peak_memory(device: torch.device) -> dict:
+    """For the log: the most that tensors took on rank 0's GPU until now, in MB."""
+    if device.type != "cuda":
+        return {}
+    return {"peak_mb": torch.cuda.max_memory_allocated(device) / 1e6}
+
+
+# Behind model_name: programs that cannot begin inside an epoch then refuse the file.
+INSIDE = ", stopped inside an epoch"
+
+
 def save_checkpoints(args: Namespace, state: dict, is_best: bool) -> None:
     """best.pt comes first: after a kill between the two a resume writes both again."""
+    if not is_finite([state["model"], *state["optimizer"]["state"].values()]):
+        hint = "use a lower --lr, and --resume"
+        fail(f"weights or momentum are not finite in epoch {state['epoch']}: {hint}")
+    if state["step"]:
+        state |= {"model_name": state["model_name"] + INSIDE, "typed": typed(args)}
     if is_best:
         save_checkpoint(state, args.output_dir / "best.pt")
     save_checkpoint(state, args.output_dir / "checkpoint.pt")
