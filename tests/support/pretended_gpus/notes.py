@@ -36,7 +36,7 @@ def note(what: str, **fields: object) -> None:
     """Keep a note that is not yet kept, and write it where PRETENDED_NOTES says."""
     row = {"what": what, **{name: str(value) for name, value in fields.items()}}
     row |= {"rank": rank(), "line": user_line()}
-    if what == "wait":
+    if what in ("wait", "collective"):
         row["backwards"] = BACKWARDS
     if row in KEPT:
         return
