@@ -495,15 +495,20 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the random states of ranks that have shards", 1,
          'set_random_state(state["random"][f"rank{rank}"])', "pass"),
         ("a checkpoint counts when it is whole", 1,
-         "    dcp.save(state, checkpoint_id=folder)",
-         "    folder.mkdir(parents=True, exist_ok=True)\n"
-         "    (args.folder / 'latest').write_text(folder.name)\n"
-         "    dcp.save(state, checkpoint_id=folder)"),
+         "[*names, folder.name])", "[folder.name, *names])"),
         ("what a killed save has left", 1,
-         "if not name or int(folder.name[4:]) > int(name[4:]):", "if False:"),
+         'if rank == 0 and not (args.folder / other / ".metadata").exists():', "if False:"),
+        ("what the record does not name stays", 1,
+         "older = [name for name in names if",
+         'older = [one.name for one in args.folder.glob("step*[0-9]")]\n'
+         "        older = [name for name in older if"),
     ],
     f"{TASKS}::test_the_last_checkpoints_are_kept": [
-        ("checkpoints that are too many", 1, "known[: -args.keep]", "[]"),
+        ("checkpoints that are too many", 1, "older[args.keep - 1 :] if", "[] if"),
+    ],
+    f"{TASKS}::test_what_is_begun": [
+        ("a record on the disk before it counts", 1, "os.fsync(file.fileno())\n    os", "os"),
+        ("a new line behind a name in the record", 1, '(errors="replace").split()', "().split(' ')"),
     ],
     f"{TASKS}::test_lora_merged": [
         ("LoRA's scale, merged", 1, "ALPHA / len(a) * b @ a", "b @ a"),
