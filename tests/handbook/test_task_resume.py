@@ -2,6 +2,7 @@
 do. The language model in shards also goes on on other numbers of ranks, and stops when asked."""
 
 import argparse
+import inspect
 import math
 import os
 import re
@@ -61,6 +62,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable:
     return run_once
 
 
+SAVED = ("language_model", "detection", "diffusion")
 SHORTER = {"detection": ["--epochs", "2"]}
 # A task, how many processes, which rank is killed, when, and how many evaluations come after the
 # restart. Epochs of the language model have 11 steps, those of the detector 5, of diffusion 10; two
@@ -95,6 +97,37 @@ def test_killed_and_resumed(
     again = lines_of(script, tmp_path, size, *argv)
     assert after < len(lines) and again == lines[-after:]
     assert_same(load_state(tmp_path / "checkpoint.pt"), saved)
+
+
+def record_calls(patch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what is called from now on to bring a file to the disk, and to name it."""
+    done: list[str] = []
+    for name in ("fsync", "replace"):
+        call = getattr(os, name)
+        patch.setattr(os, name, lambda *a, n=name, call=call: done.append(n) or call(*a))
+    return done
+
+
+SAVERS = [f"tasks/{task}/{name}.py" for task in SAVED for name in ("single", "multi")]
+
+
+@pytest.mark.parametrize("file", [*SAVERS, "convert/recipes.py"])
+def test_is_on_the_disk(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the old checkpoint goes: otherwise a power cut may leave an empty file."""
+    monkeypatch.chdir(tmp_path)
+    save = runpy.run_path(str(FOLDER.parent / file))["save"]
+    rank_0 = {"get_rank": 0, "get_world_size": 1, "all_gather_object": None}
+    for name, answer in rank_0.items():
+        monkeypatch.setattr(torch.distributed, name, lambda *_, answer=answer: answer)
+    done, model = record_calls(monkeypatch), torch.nn.Linear(2, 1)
+    words = {"place": 1, "step": 1, "path": "checkpoint.pt", "content": {}}
+    words |= {
+        "parts": {"model": model},
+        "model": model,
+        "optimizer": torch.optim.SGD([*model.parameters()]),
+    }
+    save(**{name: words[name] for name in inspect.signature(save).parameters})
+    assert done == ["fsync", "replace"] and load_state(tmp_path / "checkpoint.pt") is not None
 
 
 @pytest.mark.proof
@@ -449,11 +482,7 @@ def test_what_is_refused(case: str, begin: Callable, capsys: pytest.CaptureFixtu
 def test_what_is_begun(begin: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once more what was killed before its first save; and from what somebody has typed into the
     record. It is on the disk before it has its name."""
-    done = []
-    for name in ("fsync", "replace"):
-        call = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *a, n=name, call=call: done.append(n) or call(*a))
-    record = Path("c/latest")
+    done, record = record_calls(monkeypatch), Path("c/latest")
     begin("")
     assert record.read_text() == "step0\n" and done == ["fsync", "replace"]
     for text, words in (("step0\n", ""), ("step0\nstep7\n", "--resume"), ("step7\n", "--resume")):

@@ -508,7 +508,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{TASKS}::test_what_is_begun": [
         ("a record on the disk before it counts", 1, "os.fsync(file.fileno())\n    os", "os"),
-        ("a new line behind a name in the record", 1, '(errors="replace").split()', "().split(' ')"),
+        ("a new line in the record", 1, '(errors="replace").split()', "().split(' ')"),
+    ],
+    f"{TASKS}::test_is_on_the_disk": [
+        ("a checkpoint on the disk", 6, "os.fsync(file.fileno())  # or", "pass  #"),
     ],
     f"{TASKS}::test_lora_merged": [
         ("LoRA's scale, merged", 1, "ALPHA / len(a) * b @ a", "b @ a"),
@@ -524,7 +527,9 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{KILLED}[diffusion-2-0-save 2-3]": [
         ("the count of an average", 2, '"ema": ema,', '"ema": ema.module,'),
         ("a whole checkpoint", 2,
-         'f"{CHECKPOINT}.tmp")\n        os.replace(f"{CHECKPOINT}.tmp", CHECKPOINT)',
+         'f"{CHECKPOINT}.tmp")\n        with open(f"{CHECKPOINT}.tmp", "rb") as file:\n'
+         "            os.fsync(file.fileno())  # or a power cut leaves it empty\n"
+         '        os.replace(f"{CHECKPOINT}.tmp", CHECKPOINT)',
          "CHECKPOINT)"),
     ],
     "tests/tools/test_skill.py::test_pages_are_whole": [
