@@ -532,6 +532,9 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          '        os.replace(f"{CHECKPOINT}.tmp", CHECKPOINT)',
          "CHECKPOINT)"),
     ],
+    "tests/tools/test_toy_imagenet.py::test_killed": [
+        ("workers that end with their parent", 1, '("spawn"), end_with_parent)', '("spawn"))'),
+    ],
     "tests/tools/test_skill.py::test_pages_are_whole": [
         ("the code of a page, for assistants, as it is", 1, 'if part["ticks"]:', "if False:"),
     ],
