@@ -76,11 +76,13 @@ def check_split(split: Path, report: Report) -> dict[str, list[str]]:
 
     images, passed_over = defaultdict(list), defaultdict(list)  # by folder, and by suffix
     real, twice, closed = {}, [], []
+    root = os.path.realpath(split)
     for folder, folders, files in os.walk(split, followlinks=True, onerror=closed.append):
-        first = real.setdefault(os.path.realpath(folder), folder)
-        if first != folder:
-            twice.append(f"{folder} is {first}")
-            folders.clear()  # a link to a folder above would have no end
+        here = os.path.realpath(folder)
+        first = real.setdefault(here, folder)
+        if first != folder or root.startswith(here.rstrip("/") + "/"):
+            twice.append(f"{folder} is {first if first != folder else here}")
+            folders.clear()  # a link to a folder above would have no end, one to / the whole disk
             continue
         folders.sort()
         for path in (os.path.join(folder, name) for name in files):

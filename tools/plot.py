@@ -143,7 +143,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(str(error)) from error
     # Whatever the user's own settings are; and a name with a $ in it is a name, not a formula.
     with matplotlib.style.context(["default", {"text.parse_math": False}]):
-        draw(runs, args.runs).savefig(out)
+        try:
+            draw(runs, args.runs).savefig(out)
+        except OSError as error:
+            raise SystemExit(f"cannot write {out}: {error.strerror}") from error
     if left_out := fields(runs)[PANELS:]:
         print(f"not drawn: {len(left_out)} more names, from {left_out[0]!r} on", file=sys.stderr)
     print(out)

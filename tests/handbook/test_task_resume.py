@@ -444,6 +444,8 @@ REFUSED = {
     "no disk": ((), "--folder /proc/x", "cannot write /proc/x/latest: No such file or directory"),
     "export": ((), "--export no/x.pt", "cannot write no/x.pt: No such file or directory"),
     "LoRA": ((), "--lora 4 --export-lora d", "d is a folder"),
+    "over its base": ((), "--weights f --export ./f", "must be files of their own"),
+    "over its record": ((), "--export c/latest", "must be files of their own"),
 }
 
 

@@ -90,6 +90,10 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda root: (root / "train" / A / "back").symlink_to(root / "train"),
         "folders of .*/train that links show twice", rf".*/{A}/back is .*/train$",
     ),
+    "above": (
+        lambda root: (root / "val" / A / "up").symlink_to("/"),
+        "folders of .*/val that links show twice", rf".*/{A}/up is /$",
+    ),
     "one class": (deeper, "one class only in .*/train", "train$"),
     "merged": (
         lambda root: write(root / "train" / A / "dogs/x.jpg"),

@@ -145,6 +145,10 @@ def test_pictures_replace_their_own_kind_only(tmp_path: Path) -> None:
     assert refused(plot.main, folder, "--out", tmp_path / "mine.png") == "2"
     assert (tmp_path / "mine.png").read_bytes() == b"mine"
     assert refused(plot.main, folder, folder) == "2"
+    there = tmp_path / "nowhere/new.png"
+    assert refused(plot.main, folder, "--out", there) == (
+        f"cannot write {there}: No such file or directory"
+    )
     assert "no number to draw" in refused(plot.main, write(tmp_path / "begun", start()))
 
 

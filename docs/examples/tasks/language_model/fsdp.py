@@ -346,14 +346,19 @@ def export(model, args):
 def check_paths(args, fail):
     """Before the training, not after it: all can be written, and the folder is that of this run."""
     record = path = args.folder / "latest"
+    paths = [args.export, args.export_lora]
     try:
         args.folder.mkdir(parents=True, exist_ok=True)
-        for path in filter(None, (record, args.export, args.export_lora)):
+        for path in filter(None, (record, *paths)):
             tempfile.TemporaryFile(dir=Path(path).parent).close()
             if Path(path).is_dir():
                 fail(f"{path} is a folder")
     except OSError as error:
         fail(f"cannot write {path}: {error.strerror}")
+
+    files = [Path(one).resolve() for one in (record, *paths, args.weights) if one]
+    if len(set(files)) < len(files):
+        fail("--weights, --export, --export-lora and the record must be files of their own")
 
     found = [one for one in args.folder.iterdir() if re.fullmatch(r"step\d+", one.name)]
     whole = [int(one.name[4:]) for one in found if (one / ".metadata").exists()]
