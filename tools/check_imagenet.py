@@ -140,8 +140,6 @@ def check_classes(split: Path, images: dict[str, list], report: Report) -> dict[
 
 def refusal(path: str) -> str:
     """Why a chapter would refuse an image, or be hurt by it; empty if neither."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        return "neither a file nor a link to one"  # to open a pipe may wait for ever
     try:
         height, width = load_image(path).shape[-2:]
     except ValueError as error:
