@@ -55,9 +55,11 @@ bench: $(VENV)/ready  ## chapters against a plain DDP script, loading images, al
 	$(RUN) tools/benchmark/benchmark.py --all --rounds 2 --steps 6 --variants reference,02,03 $(ARGS)
 
 doctor.pyz:  ## the doctor in one file, to be copied to a cluster: python doctor.pyz torchrun ...
-	@parts=$$(mktemp -d) && trap 'rm -rf "$$parts"' EXIT && cp -r doctor/ddp_doctor "$$parts" \
+	@out="$(or $(PYZ),$@)" && parts=$$(mktemp -d) && trap 'rm -rf "$$parts" "$$out.tmp"' EXIT \
+		&& cp -r doctor/ddp_doctor "$$parts" \
 		&& (cd "$$parts/ddp_doctor" && rm -rf __pycache__ */__pycache__ .ruff_cache ruff.toml __main__.py) \
-		&& $(PYTHON) -m zipapp "$$parts" --main ddp_doctor.command:main --output $(or $(PYZ),$@)
+		&& $(PYTHON) -m zipapp "$$parts" --main ddp_doctor.command:main --output "$$out.tmp" \
+		&& mv -T "$$out.tmp" "$$out"  # beside, then renamed: a full disk leaves no half file
 
 carry:  ## carry an uncommitted change of chapter 02 into the other chapters; lists conflicts
 	@$(PYTHON) tools/carry.py

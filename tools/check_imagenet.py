@@ -26,6 +26,7 @@ from pathlib import Path
 from PIL import Image
 from torchvision.datasets.folder import is_image_file
 from tqdm import tqdm
+from workers import end_with_parent
 
 CHAPTER = Path(__file__).parents[1] / "02_distributed/main.py"
 # The rule of every chapter.
@@ -36,6 +37,12 @@ NEVER_DECODED = (".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 NO_IMAGES = (".txt", ".xml", ".json", ".csv", ".md", ".ds_store", "thumbs.db", "desktop.ini")
 OF_SYSTEMS = r"\..*|__MACOSX|@eaDir|lost\+found"
 LONGEST = 1000  # times its width: validation makes the short side 256 pixels
+
+
+def shown(text: str) -> str:
+    """Text with names of files, which may hold anything: what would move a terminal's cursor, its
+    colours or the direction of writing, escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class Report:
@@ -50,9 +57,9 @@ class Report:
         if not details:
             return
         self.errors += 1
-        print(f"error: {text}")
+        print(f"error: {shown(text)}")
         for line in details[:most]:
-            print(f"    {line}")
+            print(f"    {shown(line)}")
         if len(details) > most:
             print(f"    ... and {len(details) - most:,} more")
 
@@ -69,11 +76,13 @@ def check_split(split: Path, report: Report) -> dict[str, list[str]]:
 
     images, passed_over = defaultdict(list), defaultdict(list)  # by folder, and by suffix
     real, twice, closed = {}, [], []
+    root = os.path.realpath(split)
     for folder, folders, files in os.walk(split, followlinks=True, onerror=closed.append):
-        first = real.setdefault(os.path.realpath(folder), folder)
-        if first != folder:
-            twice.append(f"{folder} is {first}")
-            folders.clear()  # a link to a folder above would have no end
+        here = os.path.realpath(folder)
+        first = real.setdefault(here, folder)
+        if first != folder or root.startswith(here.rstrip("/") + "/"):
+            twice.append(f"{folder} is {first if first != folder else here}")
+            folders.clear()  # a link to a folder above would have no end, one to / the whole disk
             continue
         folders.sort()
         for path in (os.path.join(folder, name) for name in files):
@@ -146,14 +155,18 @@ def refusal(path: str) -> str:
     return ""
 
 
+def begin_worker() -> None:
+    # Ctrl-C reaches the whole process group; the parent alone ends the run.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+
+
 def refusals(paths: list[str], workers: int, batch: int = 32) -> list[str]:
     """What is wrong with each image, in order, found by worker processes, which it may kill."""
     found = []
     while len(found) < len(paths):
         left = paths[len(found) :]
-        # Ctrl-C reaches the whole process group; the parent alone ends the run.
-        ignore = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
-        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), **ignore)
+        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), begin_worker)
         said = pool.map(refusal, left, chunksize=batch)
         try:
             for reason in tqdm(said, total=len(left), unit="file", disable=None, leave=False):
@@ -216,7 +229,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--decode", action="store_true", help="decode every image, as training does")
     cpus = len(os.sched_getaffinity(0))
     add("--workers", type=int, default=cpus, metavar="N", help="processes, here %(default)s")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.workers < 1:
+        parser.error(f"--workers {args.workers} is too small: use 1 or more")
+    return args
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,13 +4,14 @@
     python tools/plot.py runs/02_distributed runs/04_apex --out compare.png
 
 RUN is a chapter's --output-dir. The train and eval rows of its log may hold any numbers: each name
-gets a panel unless it never changes, the first two of validation (loss and acc1) a large one. One
-run goes to RUN/curve.png, which is drawn anew each time; several runs have no folder of their own,
-so they need --out, which never replaces a file.
+gets a panel unless it never changes, the first two of validation (loss and acc1) a large one; of
+more than 42 names the first 42. One run goes to RUN/curve.png, which is drawn anew each time;
+several runs have no folder of their own, so they need --out, which never replaces a file.
 """
 
 import argparse
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ LARGE, SMALL = 5.6, 2.6  # heights of a row of panels; as the width, in inches
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 INK, QUIET, GRID = "#222222", "#6B7280", "#E5E7EB"
 MARKERS_UP_TO = 40
+PANELS = 42  # two large ones and ten rows: 300 would take minutes
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -77,7 +79,7 @@ def draw_run(axes: Axes, run: Run, name: str, colors: Sequence[str], labels: Seq
 def draw(runs: list[Run], names: list[str]) -> Figure:
     """Two large panels above, the others in rows of four. With one run the colours tell training
     from validation, with several they tell the runs apart."""
-    titles = fields(runs)
+    titles = fields(runs)[:PANELS]
     small_rows = math.ceil(max(0, len(titles) - 2) / 4)
     heights = [LARGE] + small_rows * [SMALL]
     # A Figure of its own, without pyplot, is drawn by Agg: no display is needed.
@@ -122,7 +124,10 @@ def facts(run: Run, name: str) -> str:
     """A line on a run: its name, its best score, and what its last part ran on."""
     start = run.starts[-1]
     parts = [name, best(run), f"{start.get('world_size', 1)} x {start.get('device')}"]
-    parts += [f"global batch {start['args'].get('batch_size')}", f"torch {start.get('torch')}"]
+    parts += [
+        f"global batch {start.get('args', {}).get('batch_size')}",
+        f"torch {start.get('torch')}",
+    ]
     return ",  ".join(filter(None, parts))
 
 
@@ -138,7 +143,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(str(error)) from error
     # Whatever the user's own settings are; and a name with a $ in it is a name, not a formula.
     with matplotlib.style.context(["default", {"text.parse_math": False}]):
-        draw(runs, args.runs).savefig(out)
+        try:
+            draw(runs, args.runs).savefig(out)
+        except OSError as error:
+            raise SystemExit(f"cannot write {out}: {error.strerror}") from error
+    if left_out := fields(runs)[PANELS:]:
+        print(f"not drawn: {len(left_out)} more names, from {left_out[0]!r} on", file=sys.stderr)
     print(out)
 
 

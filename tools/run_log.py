@@ -5,7 +5,6 @@ A resumed run appends a new `start` event, and what it does again replaces the o
 """
 
 import json
-import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,8 @@ NO_EVENT = f"no event of a run; is this a whole {LOG_NAME}?"
 # Where and when a row was written. Every other number in it is a measurement. "at" is added here:
 # how many epochs are done, such as 1.5 in the middle of the second one.
 PLACE = {"epoch", "step", "time", "at"}
+
+FAR = 1e300  # a picture of larger numbers cannot be computed: the widths of axes overflow
 
 Event = dict[str, Any]
 
@@ -52,34 +53,45 @@ def read_run(path: str | Path) -> Run:
     """Read the log of a run, given by its folder or by the file."""
     log = run_folder(path) / LOG_NAME
     run = Run(log)
-    rows = {"train": run.train, "eval": run.eval}
     for event in parse(log):
-        kind = event["event"]
-        steps = run.starts[-1]["steps_per_epoch"] if run.starts else 1
-        if kind == "start":
-            steps = event["steps_per_epoch"]
-            event["at"] = event["epoch"] + event.get("step", 0) / steps
-            run.starts.append(event)
-            run.train[:] = [row for row in run.train if row["at"] <= event["at"]]
-            # A run that begins at the last step of an epoch evaluates it again.
-            run.eval[:] = [row for row in run.eval if row["epoch"] < event["epoch"]]
-            run.end = None
-        elif not run.starts:
-            raise RunLogError(f"{log}: {kind} before any start; is this a whole {LOG_NAME}?")
-        elif kind == "end":
-            run.end = event
-        elif kind in rows:
-            event["at"] = event["epoch"] + event.get("step", steps) / steps
-            rows[kind].append(event)
+        try:
+            add(run, event)
+            if not abs(event.get("at", 0)) < FAR:
+                raise ArithmeticError
+        except (ArithmeticError, LookupError, TypeError):
+            where = f"of a row {event['event']!r:.99}"
+            what = f"epoch, step or steps_per_epoch {where} is missing, or no number of a run"
+            raise RunLogError(f"{log}: {what}") from None
     if not run.starts:
         raise RunLogError(f"{log} has no start event yet: try again later, or give another run")
     return run
 
 
+def add(run: Run, event: Event) -> None:
+    """Put an event where it belongs, with its place in epochs."""
+    kind, rows = event["event"], {"train": run.train, "eval": run.eval}
+    steps = run.starts[-1]["steps_per_epoch"] if run.starts else 1
+    if kind == "start":
+        steps = event["steps_per_epoch"]
+        event["at"] = event["epoch"] + event.get("step", 0) / steps
+        run.starts.append(event)
+        run.train[:] = [row for row in run.train if row["at"] <= event["at"]]
+        # A run that begins at the last step of an epoch evaluates that once more.
+        run.eval[:] = [row for row in run.eval if row["epoch"] < event["epoch"]]
+        run.end = None
+    elif not run.starts:
+        raise RunLogError(f"{run.path}: {kind} before any start; is this a whole {LOG_NAME}?")
+    elif kind == "end":
+        run.end = event
+    elif kind in rows:
+        event["at"] = event["epoch"] + event.get("step", steps) / steps
+        rows[kind].append(event)
+
+
 def numbers(row: Event) -> dict[str, float]:
-    """What was measured in a row, by name: whatever is a finite number there."""
+    """What was measured in a row, by name: whatever is a number there, finite and below FAR."""
     found = {name: value for name, value in row.items() if type(value) in (int, float)}
-    return {n: value for n, value in found.items() if n not in PLACE and math.isfinite(value)}
+    return {n: value for n, value in found.items() if n not in PLACE and abs(value) < FAR}
 
 
 def parse(log: Path) -> list[Event]:
@@ -104,6 +116,6 @@ def parse_event(line: bytes) -> Event | None:
     """The event of a line; None for half a line, and for what no chapter writes."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and "event" in event else None

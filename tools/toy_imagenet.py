@@ -26,6 +26,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from PIL import Image, ImageDraw
 from tqdm import tqdm
+from workers import end_with_parent
 
 SPLITS = ("train", "val")
 PORTRAIT_SHARE = 0.25
@@ -145,7 +146,7 @@ def write_picture(task: Task, size: int) -> None:
 def run_tasks(tasks: list[Task], size: int, workers: int) -> None:
     """Write the pictures in `workers` processes, with a bar where there is a terminal."""
     # spawn, not fork: a caller that has started threads (torch does) could hang a forked worker.
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), end_with_parent)
     try:
         # A terminal sends Ctrl-C to all processes: the workers inherit that it is blocked.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -209,7 +210,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     for flag, (default, text) in numbers.items():
         parser.add_argument(f"--{flag}", metavar="N", type=int, default=default, help=text)
     args = parser.parse_args(argv)
-    for flag, least in (("per_class", 1), ("val_per_class", 1), ("size", 2), ("workers", 1)):
+    least_of = {"per_class": 1, "val_per_class": 1, "size": 2, "seed": 0, "workers": 1}
+    for flag, least in least_of.items():
         if (number := getattr(args, flag)) is not None and number < least:
             parser.error(f"--{flag.replace('_', '-')} {number} is too small: use {least} or more")
     return args

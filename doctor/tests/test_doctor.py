@@ -624,7 +624,12 @@ def test_one_file(tmp_path: Path) -> None:
     """make doctor.pyz packs all that a run needs, words and recorder too. A finding that is allowed
     is a note, which is no failure; the job, which a shell script starts, is ended."""
     packed = tmp_path / "doctor.pyz"
-    made = run(["make", "-C", ROOT, "doctor.pyz", f"PYZ={packed}"], tmp_path)
+    make = ["make", "-C", ROOT, "doctor.pyz", f"PYZ={packed}"]
+    packed.write_text("the one before")
+    made = run(["bash", "-c", f"ulimit -f 300; exec {shlex.join(map(str, make))}"], tmp_path)
+    assert made.returncode != 0 and "File too large" in made.output
+    assert packed.read_text() == "the one before" and [*tmp_path.iterdir()] == [packed]
+    made = run(make, tmp_path)
     assert made.returncode == 0, made.output
     own = {*ROOT.glob("doctor/ddp_doctor/**/*.py"), *ROOT.glob("doctor/ddp_doctor/words/*")}
     files = {str(file.relative_to(ROOT / "doctor")) for file in own} | {"__main__.py"}

@@ -1,6 +1,8 @@
 """docs/examples/tasks: those that resume end as if nobody had killed them, and what parts of them
 do. The language model in shards also goes on on other numbers of ranks, and stops when asked."""
 
+import argparse
+import inspect
 import math
 import os
 import re
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from harness import ROOT, assert_same, load_state, run, start
+from refusals import snapshot
 from tiers import table
 from warm import run_warm
 
@@ -59,6 +62,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable:
     return run_once
 
 
+SAVED = ("language_model", "detection", "diffusion")
 SHORTER = {"detection": ["--epochs", "2"]}
 # A task, how many processes, which rank is killed, when, and how many evaluations come after the
 # restart. Epochs of the language model have 11 steps, those of the detector 5, of diffusion 10; two
@@ -93,6 +97,37 @@ def test_killed_and_resumed(
     again = lines_of(script, tmp_path, size, *argv)
     assert after < len(lines) and again == lines[-after:]
     assert_same(load_state(tmp_path / "checkpoint.pt"), saved)
+
+
+def record_calls(patch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what is called from now on to bring a file to the disk, and to name it."""
+    done: list[str] = []
+    for name in ("fsync", "replace"):
+        call = getattr(os, name)
+        patch.setattr(os, name, lambda *a, n=name, call=call: done.append(n) or call(*a))
+    return done
+
+
+SAVERS = [f"tasks/{task}/{name}.py" for task in SAVED for name in ("single", "multi")]
+
+
+@pytest.mark.parametrize("file", [*SAVERS, "convert/recipes.py"])
+def test_is_on_the_disk(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the old checkpoint goes: otherwise a power cut may leave an empty file."""
+    monkeypatch.chdir(tmp_path)
+    save = runpy.run_path(str(FOLDER.parent / file))["save"]
+    rank_0 = {"get_rank": 0, "get_world_size": 1, "all_gather_object": None}
+    for name, answer in rank_0.items():
+        monkeypatch.setattr(torch.distributed, name, lambda *_, answer=answer: answer)
+    done, model = record_calls(monkeypatch), torch.nn.Linear(2, 1)
+    words = {"place": 1, "step": 1, "path": "checkpoint.pt", "content": {}}
+    words |= {
+        "parts": {"model": model},
+        "model": model,
+        "optimizer": torch.optim.SGD([*model.parameters()]),
+    }
+    save(**{name: words[name] for name in inspect.signature(save).parameters})
+    assert done == ["fsync", "replace"] and load_state(tmp_path / "checkpoint.pt") is not None
 
 
 @pytest.mark.proof
@@ -229,7 +264,8 @@ def test_in_shards_as_with_ddp(in_shards: tuple, undisturbed: Callable) -> None:
 def test_offloaded(in_shards: tuple, tmp_path: Path) -> None:
     """The same training where weights, gradients and Adam's state wait on the CPU."""
     lines, weights = in_shards
-    assert launch(tmp_path, 2, "--offload", "--export", "model.pt") == lines
+    assert launch(tmp_path, 2, "--offload", "--export", "model.pt", "--keep", "0") == lines
+    assert names_in(tmp_path) == {"step7", "step14", "step21", "step28", "latest"}
     # A bias of keys changes no softmax: its gradient is rounding, and Adam makes whole steps of it.
     found, expected = (
         {name: tensor for name, tensor in model.items() if not name.endswith("qkv.bias")}
@@ -255,21 +291,25 @@ def names_in(folder: Path) -> set[str]:
 
 def test_killed_in_the_middle_of_a_save(in_shards: tuple, tmp_path: Path) -> None:
     """The same line again goes on from the checkpoint before, and ends with the same weights bit
-    for bit: dropout of both ranks, place in the epoch and Adam's state are in it."""
+    for bit: dropout of both ranks, place in the epoch and Adam's state are in it. What was left is
+    removed, and what its own record does not name is not."""
     lines, weights = in_shards
-    command = ("--resume", "--export", "model.pt", "--keep", "0")
-    launch(tmp_path, 2, *command, kill=("1", "part 150"))
+    command, folder = ("--resume", "--export", "model.pt", "--keep"), tmp_path / "checkpoints"
+    launch(tmp_path, 2, *command, "3", kill=("1", "part 150"))
     assert names_in(tmp_path) == {"step7", "step14", "latest"}
-    half = tmp_path / "checkpoints/step14"
+    half = folder / "step14"
     assert not (half / ".metadata").exists() and list(half.glob("__1_*"))
-    assert (tmp_path / "checkpoints/latest").read_text() == "step7"
+    assert (folder / "latest").read_text() == "step7\nstep14\n"
 
     (half / "left").touch()
-
-    assert launch(tmp_path, 2, *command) == lines[1:]
+    for name in ("step3", "step14-backup"):
+        shutil.copytree(folder / "step7", folder / name)
+    own = snapshot(folder / "step3")
+    assert launch(tmp_path, 2, *command, "3") == lines[1:]
     assert_same(load_state(tmp_path / "model.pt"), weights)
-    assert names_in(tmp_path) == {"step7", "step14", "step21", "step28", "latest"}
-    assert not (half / "left").exists()  # what a killed save has left is removed first
+    kept = {"step14", "step21", "step28", "latest", "step3", "step14-backup"}
+    assert names_in(tmp_path) == kept and not (half / "left").exists()
+    assert snapshot(folder / "step3") == snapshot(folder / "step14-backup") == own
 
 
 @pytest.mark.proof
@@ -382,15 +422,80 @@ def test_the_last_checkpoints_are_kept(in_shards: tuple, shards_folder: Path) ->
     assert names_in(shards_folder) == {"step21", "step28", "latest"}
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
-    """One line for each rank, before anything is written."""
-    for words, said in (
-        (["--export-lora", "lora.pt"], "--export-lora needs --lora RANK"),
-        ([], "checkpoints holds a run: add --resume, or name another --folder"),
-    ):
-        (tmp_path / "checkpoints").mkdir(exist_ok=True)
-        (tmp_path / "checkpoints/latest").write_text("step7")
-        codes, _, errors = run_warm([FSDP, *words], tmp_path, 1, cwd=tmp_path)
-        assert codes == [2] and errors[0].strip().endswith(said), errors
+TWO = ("step7/.metadata", "step14/.metadata")
+NO_RECORD = "c/latest names no whole checkpoint: "
+LOST = f"{NO_RECORD}`echo step14 > c/latest`, or name another --folder"
+# What lies in the folder: with a text, that of its record. The words, and the line for them.
+REFUSED = {
+    "no rank": ((), "--export-lora lora.pt", "--export-lora needs --lora RANK"),
+    "a run": ((*TWO, "step7"), "", "c holds a run: add --resume, or name another --folder"),
+    "empty": ((*TWO, ""), "--resume", LOST),
+    "empty, begun anew": ((*TWO, ""), "", LOST),
+    "missing": (TWO, "--resume", LOST),
+    "missing, begun anew": (TWO, "", LOST),
+    "garbage": ((*TWO, "step7 \0"), "--resume", LOST),
+    "gone": ((*TWO, "step21"), "--resume", LOST),
+    "half": (("step7/x", "step7"), "--resume", f"{NO_RECORD}name another --folder"),
+    "somebody's": (("step1/notes.txt",), "", f"{NO_RECORD}name another --folder"),
+    "no record": (("latest/x",), "--resume", "c/latest is a folder"),
+    "keep": ((), "--keep -1", "--keep and --lora at least 0"),
+    "steps": ((), "--steps 0", "--steps must be at least 1, --keep and --lora at least 0"),
+    "a file": ((), "--folder f", "cannot write f/latest: File exists"),
+    "no disk": ((), "--folder /proc/x", "cannot write /proc/x/latest: No such file or directory"),
+    "export": ((), "--export no/x.pt", "cannot write no/x.pt: No such file or directory"),
+    "LoRA": ((), "--lora 4 --export-lora d", "d is a folder"),
+    "over its base": ((), "--weights f --export ./f", "must be files of their own"),
+    "over its record": ((), "--export c/latest", "must be files of their own"),
+}
+
+
+@pytest.fixture
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """In this process, what the program does before its ranks meet: returns its arguments."""
+    read_arguments = runpy.run_path(str(FSDP))["read_arguments"]
+    (tmp_path / "f").touch()
+    (tmp_path / "d").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name, number in (("RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, number)
+
+    def begin_with(words: str) -> argparse.Namespace:
+        monkeypatch.setattr(sys, "argv", [str(FSDP), "--folder", "c", *words.split()])
+        return read_arguments()
+
+    return begin_with
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str, begin: Callable, capsys: pytest.CaptureFixture) -> None:
+    """In one line, before anything is trained or removed."""
+    content, words, said = REFUSED[case]
+    for name in content:
+        path = Path("c", name if "/" in name else "latest")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    before = snapshot(Path())
+    with pytest.raises(SystemExit, match="2"):
+        begin(words)
+    assert capsys.readouterr().err.strip().endswith(said)
+    assert snapshot(Path()) == before
+
+
+def test_what_is_begun(begin: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once more what was killed before its first save; and from what somebody has typed into the
+    record. It is on the disk before it has its name."""
+    done, record = record_calls(monkeypatch), Path("c/latest")
+    begin("")
+    assert record.read_text() == "step0\n" and done == ["fsync", "replace"]
+    for text, words in (("step0\n", ""), ("step0\nstep7\n", "--resume"), ("step7\n", "--resume")):
+        for name in TWO if "step0" not in text else ("step7/x",):
+            Path("c", name).parent.mkdir(exist_ok=True)
+            Path("c", name).touch()
+        record.write_text(text)
+        assert begin(words).steps == 28 and record.read_text() == text
+
+
+def test_without_a_launcher(tmp_path: Path) -> None:
     codes, _, errors = run_warm([FSDP, "--resume"], tmp_path, 0, cwd=tmp_path)
     assert codes == [2] and "start it by torchrun" in errors[0]
+    assert not (tmp_path / "checkpoints").exists()

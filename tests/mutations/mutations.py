@@ -495,15 +495,23 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the random states of ranks that have shards", 1,
          'set_random_state(state["random"][f"rank{rank}"])', "pass"),
         ("a checkpoint counts when it is whole", 1,
-         "    dcp.save(state, checkpoint_id=folder)",
-         "    folder.mkdir(parents=True, exist_ok=True)\n"
-         "    (args.folder / 'latest').write_text(folder.name)\n"
-         "    dcp.save(state, checkpoint_id=folder)"),
+         "[*names, folder.name])", "[folder.name, *names])"),
         ("what a killed save has left", 1,
-         "if not name or int(folder.name[4:]) > int(name[4:]):", "if False:"),
+         'if rank == 0 and not (args.folder / other / ".metadata").exists():', "if False:"),
+        ("what the record does not name stays", 1,
+         "older = [name for name in names if",
+         'older = [one.name for one in args.folder.glob("step*[0-9]")]\n'
+         "        older = [name for name in older if"),
     ],
     f"{TASKS}::test_the_last_checkpoints_are_kept": [
-        ("checkpoints that are too many", 1, "known[: -args.keep]", "[]"),
+        ("checkpoints that are too many", 1, "older[args.keep - 1 :] if", "[] if"),
+    ],
+    f"{TASKS}::test_what_is_begun": [
+        ("a record on the disk before it counts", 1, "os.fsync(file.fileno())\n    os", "os"),
+        ("a new line in the record", 1, '(errors="replace").split()', "().split(' ')"),
+    ],
+    f"{TASKS}::test_is_on_the_disk": [
+        ("a checkpoint on the disk", 6, "os.fsync(file.fileno())  # or", "pass  #"),
     ],
     f"{TASKS}::test_lora_merged": [
         ("LoRA's scale, merged", 1, "ALPHA / len(a) * b @ a", "b @ a"),
@@ -519,8 +527,13 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{KILLED}[diffusion-2-0-save 2-3]": [
         ("the count of an average", 2, '"ema": ema,', '"ema": ema.module,'),
         ("a whole checkpoint", 2,
-         'f"{CHECKPOINT}.tmp")\n        os.replace(f"{CHECKPOINT}.tmp", CHECKPOINT)',
+         'f"{CHECKPOINT}.tmp")\n        with open(f"{CHECKPOINT}.tmp", "rb") as file:\n'
+         "            os.fsync(file.fileno())  # or a power cut leaves it empty\n"
+         '        os.replace(f"{CHECKPOINT}.tmp", CHECKPOINT)',
          "CHECKPOINT)"),
+    ],
+    "tests/tools/test_toy_imagenet.py::test_killed": [
+        ("workers that end with their parent", 1, '("spawn"), end_with_parent)', '("spawn"))'),
     ],
     "tests/tools/test_skill.py::test_pages_are_whole": [
         ("the code of a page, for assistants, as it is", 1, 'if part["ticks"]:', "if False:"),

@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -151,6 +152,22 @@ def kill_all(process: subprocess.Popen) -> None:
                 os.kill(pid, signal.SIGKILL)
         process.poll()
         time.sleep(0.05)
+
+
+def kill_with_workers(process: subprocess.Popen, begun: Callable[[], object]) -> None:
+    """Kill a started command, and it alone, once it has begun: what it has started must end."""
+    try:
+        for ready in (begun, lambda: not alive(process)):
+            deadline = time.monotonic() + PATIENCE
+            while not ready():
+                assert time.monotonic() < deadline, alive(process)
+                time.sleep(0.2)
+            if ready is begun:
+                assert len(alive(process)) > 1
+                process.kill()
+                process.wait()
+    finally:
+        kill_all(process)
 
 
 def finish(process: subprocess.Popen, timeout: float = PATIENCE) -> Result:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import check_imagenet as tool
 import pytest
-from harness import TOOLS, run
+from harness import TOOLS, alive, kill_with_workers, run, start
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
@@ -90,6 +90,10 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda root: (root / "train" / A / "back").symlink_to(root / "train"),
         "folders of .*/train that links show twice", rf".*/{A}/back is .*/train$",
     ),
+    "above": (
+        lambda root: (root / "val" / A / "up").symlink_to("/"),
+        "folders of .*/val that links show twice", rf".*/{A}/up is /$",
+    ),
     "one class": (deeper, "one class only in .*/train", "train$"),
     "merged": (
         lambda root: write(root / "train" / A / "dogs/x.jpg"),
@@ -132,6 +136,23 @@ def test_of_what_training_takes(tree: Path, capsys: Capture) -> None:
     assert code == 0 and lines[0].startswith(f"train: 3 classes, {len(taken)} images"), lines
 
 
+@pytest.mark.proof
+def test_killed(tree: Path, tmp_path: Path) -> None:
+    """As the toy ImageNet's, its workers end with it, forks though they are."""
+    large = write(tree / "train" / A / "large.png", picture(kind="PNG", size=(1000, 1000)))
+    for number in range(3000):
+        large.with_name(f"{number}.png").hardlink_to(large)
+    command = [sys.executable, TOOLS / "check_imagenet.py", tree, "--workers", 2, "--decode"]
+    work = start(command, tmp_path)
+    kill_with_workers(work, lambda: len(alive(work)) == 3)
+
+
+def test_too_few_workers(tree: Path, capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        tool.main([str(tree), "--decode", "--workers", "0"])
+    assert "--workers 0 is too small: use 1 or more" in capsys.readouterr().err
+
+
 # ---- files ----
 
 # In torchvision 0.29 it kills the process: all others are checked nevertheless.
@@ -164,9 +185,14 @@ def test_broken_files(tree: Path, tmp_path: Path) -> None:
     for name, (content, _) in BROKEN.items():
         write(folder / name, content)
     (folder / "link.jpg").symlink_to("nowhere")
+    os.mkfifo(folder / "pipe.jpg")  # to read it would wait for ever
+    write(folder / "\x1b[2J\u202e\n\x9b31m.jpg", b"")
     known = next((tree / "val" / CLASSES[0]).iterdir())
     write(folder / "known.jpg", known.read_bytes())
-    wanted = {name: what for name, (_, what) in BROKEN.items()} | {"link.jpg": "No such file"}
+    wanted = {name: what for name, (_, what) in BROKEN.items()}
+    wanted |= {"link.jpg": "not a file", "pipe.jpg": "not a file"}
+    # A terminal that printed this name would be cleared, and write from right to left.
+    wanted |= {re.escape(r"\x1b[2J\u202e\n\x9b31m.jpg"): ""}
 
     command = [sys.executable, TOOLS / "check_imagenet.py", tree, "--workers", 2, "--decode"]
     result = run(command, tmp_path)
@@ -174,5 +200,6 @@ def test_broken_files(tree: Path, tmp_path: Path) -> None:
     assert f"error: {len(wanted)} files that no chapter can read\n" in result.stdout
     both = rf"error: images of val/ that train/ has as well.*\n +{known} is {folder}/known.jpg\n"
     assert re.search(both, result.stdout), result.output
+    assert all(line.isprintable() for line in result.output.splitlines())
     for name, what in wanted.items():
         assert re.search(f"/{name} .*{what}", result.stdout), result.output

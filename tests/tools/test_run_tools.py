@@ -92,6 +92,15 @@ def test_a_resume_drops_the_rows_beyond_it(tmp_path: Path) -> None:
     assert seen.starts == [start(0), start(8), start(12)]
 
 
+def test_an_epoch_that_is_evaluated_again(tmp_path: Path) -> None:
+    """A run was killed behind its evaluation, and goes on from the save before that."""
+    at_the_end = start(8) | {"epoch": 1, "step": STEPS}
+    folder = write(tmp_path / "run", start(), *rows_to(8), at_the_end, evaluation(8, 0.5))
+    seen = read_run(folder)
+    assert seen.train == [train(step) for step in range(1, 9)]
+    assert seen.eval == [evaluation(4), evaluation(8, 0.5)]
+
+
 HALF = json.dumps(train(9))[:40]
 
 
@@ -106,6 +115,27 @@ def test_what_a_killed_run_left_before_a_start_is_skipped(tmp_path: Path, left_b
     seen = read_run(folder)
     assert seen.train == [*map(train, range(1, 5)), train(5, 0.5)]
     assert (seen.eval, seen.starts) == ([evaluation(4)], [start(0), start(4)])
+
+
+NO_PLACE = "epoch, step or steps_per_epoch of a row '{}' is missing, or no number of a run"
+# What is written behind two good rows, and what is said of it.
+BAD_ROWS = {
+    "no steps": (start() | {"steps_per_epoch": 0}, NO_PLACE.format("start")),
+    "no epoch": ({"event": "eval", "loss": 1.0}, NO_PLACE.format("eval")),
+    "words": (train(3) | {"epoch": "2"}, NO_PLACE.format("train")),
+    "too many steps": (train(3) | {"step": 10**400}, NO_PLACE.format("train")),
+    "no end": (train(3) | {"epoch": float("inf")}, NO_PLACE.format("train")),
+    "too deep": ("[" * 100_000 + "\n", "line 3: no event of a run"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_rows_of_no_run(case: str, tmp_path: Path) -> None:
+    """One line says which."""
+    row, said = BAD_ROWS[case]
+    folder = write(tmp_path / "run", start(), train(1), row, train(4))
+    assert said in refused(plot.main, folder)
+    assert not (folder / "curve.png").exists()
 
 
 # ---- the picture ----
@@ -124,4 +154,22 @@ def test_pictures_replace_their_own_kind_only(tmp_path: Path) -> None:
     assert refused(plot.main, folder, "--out", tmp_path / "mine.png") == "2"
     assert (tmp_path / "mine.png").read_bytes() == b"mine"
     assert refused(plot.main, folder, folder) == "2"
+    there = tmp_path / "nowhere/new.png"
+    assert refused(plot.main, folder, "--out", there) == (
+        f"cannot write {there}: No such file or directory"
+    )
     assert "no number to draw" in refused(plot.main, write(tmp_path / "begun", start()))
+
+
+def test_more_than_a_picture_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Too many names, which is said, and numbers too large."""
+    rows = [train(step) | {"large": [1e308, -1e308, 10**400][step - 1]} for step in (1, 2, 3)]
+    folder = write(tmp_path / "run", start(), *rows)
+    runs = [read_run(folder)]
+    assert plot.fields(runs) == ["loss", "acc1", "memory"]
+    monkeypatch.setattr(plot, "PANELS", 2)
+    assert len(plot.draw(runs, ["run"]).axes) == 2
+    plot.main([str(folder)])
+    assert capsys.readouterr().err == "not drawn: 1 more names, from 'memory' on\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import toy_imagenet
-from harness import TOOLS, run
+from harness import TOOLS, kill_with_workers, run, start
 from PIL import Image
 from refusals import snapshot
 
@@ -34,11 +34,17 @@ def test_same_seed_gives_the_same_bytes_with_any_number_of_workers(tmp_path: Pat
 
 def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """A number below the least is refused, and nothing is made."""
-    for words in (["--per-class", "-1"], ["--val-per-class", "0"], ["--size", "0"]):
+    for words in (["--per-class", "-1"], ["--val-per-class", "0"], ["--seed", "-1"]):
         with pytest.raises(SystemExit, match="2"):
             toy_imagenet.main([str(tmp_path / "new"), *words])
         assert f"{words[0]} {words[1]} is too small: use " in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_killed(tmp_path: Path) -> None:
+    """A real launch, and the kill that no program can answer: its worker ends, too."""
+    work = start([*COMMAND, tmp_path / "toy", "--workers", 1, "--per-class", 2000], tmp_path)
+    kill_with_workers(work, lambda: any(tmp_path.glob("toy.partial-*/toy/train/*/*.jpg")))
 
 
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:

@@ -402,6 +402,8 @@ def save(path: str, place: int | tuple[int, int], parts: dict) -> None:
     if dist.get_rank() == 0:
         state = {name: part.state_dict() for name, part in parts.items()}
         torch.save(state | {"place": place}, f"{path}.tmp")
+        with open(f"{path}.tmp", "rb") as file:
+            os.fsync(file.fileno())  # or a power cut leaves it empty
         os.replace(f"{path}.tmp", path)  # never half a file
 
 

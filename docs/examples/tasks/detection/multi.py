@@ -104,6 +104,8 @@ def from_all_ranks(found):
 
 def save(content, path):
     torch.save(content, f"{path}.tmp")
+    with open(f"{path}.tmp", "rb") as file:
+        os.fsync(file.fileno())  # or a power cut leaves it empty
     os.replace(f"{path}.tmp", path)  # killed at any moment, it leaves a whole file
 
 

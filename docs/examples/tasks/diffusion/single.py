@@ -103,6 +103,8 @@ def save(parts, step):
     checkpoint = {name: part.state_dict() for name, part in parts.items()} | {"step": step}
     checkpoint["random"] = random_state()
     torch.save(checkpoint, f"{CHECKPOINT}.tmp")
+    with open(f"{CHECKPOINT}.tmp", "rb") as file:
+        os.fsync(file.fileno())  # or a power cut leaves it empty
     os.replace(f"{CHECKPOINT}.tmp", CHECKPOINT)  # killed at any moment, it leaves a whole file
 
 

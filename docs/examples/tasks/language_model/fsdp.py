@@ -7,8 +7,10 @@ torchrun --standalone --nproc-per-node 2 docs/examples/tasks/language_model/fsdp
 import argparse
 import math
 import os
+import re
 import shutil
 import signal
+import tempfile
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -259,10 +261,20 @@ def state_of(model, optimizer, step, args):
     return state | {"step": step, "world_size": dist.get_world_size()}
 
 
-def latest(folder):
-    """The name of the last checkpoint that is whole."""
+def record_of(folder):
+    """What this run has saved: first the newest that is whole (step0: none yet), then older ones,
+    and one whose save was not finished. Nothing else is ever removed. Empty: no whole record."""
     file = folder / "latest"
-    return file.read_text() if file.exists() else ""
+    names = file.read_text(errors="replace").split() if file.is_file() else []
+    return names if all(re.fullmatch(r"step\d+", name) for name in names) else []
+
+
+def write_record(folder, names):
+    """Beside, flushed, then renamed: a power cut leaves the old record or this one."""
+    with open(folder / "latest.tmp", "w") as file:
+        print(*names, sep="\n", file=file, flush=True)
+        os.fsync(file.fileno())
+    os.replace(folder / "latest.tmp", folder / "latest")
 
 
 def save(model, optimizer, step, args):
@@ -270,24 +282,27 @@ def save(model, optimizer, step, args):
     folder = args.folder / f"step{step}"
     state = state_of(model, optimizer, step, args)
     state["random"] = {f"rank{dist.get_rank()}": random_state()}
+    if dist.get_rank() == 0:
+        names = record_of(args.folder)
+        write_record(args.folder, [*names, folder.name])
     dcp.save(state, checkpoint_id=folder)  # ends when all have written
     if dist.get_rank() == 0:
-        # Written last: a run that is killed before this line goes on from the folder before.
-        (args.folder / "latest.tmp").write_text(folder.name)
-        os.replace(args.folder / "latest.tmp", args.folder / "latest")
-        known = sorted(args.folder.glob("step[0-9]*"), key=lambda one: int(one.name[4:]))
-        for old in known[: -args.keep]:
-            shutil.rmtree(old)
+        older = [name for name in names if 0 < int(name[4:]) < step]
+        older = [name for name in older if (args.folder / name).exists()]
+        # Only now: a run that is killed before this line goes on from the folder before.
+        write_record(args.folder, [folder.name, *older])
+        for name in older[args.keep - 1 :] if args.keep else []:
+            shutil.rmtree(args.folder / name, ignore_errors=True)  # or at the next save
 
 
 def resume(model, optimizer, args):
     """Fill model and optimizer, on any number of ranks; returns the steps that are done."""
-    name, rank = latest(args.folder), dist.get_rank()
-    if rank == 0:
-        for folder in args.folder.glob("step[0-9]*"):
-            if not name or int(folder.name[4:]) > int(name[4:]):
-                shutil.rmtree(folder)  # a save that was not finished
-    if not name:
+    name, *others = record_of(args.folder)
+    rank = dist.get_rank()
+    for other in others:
+        if rank == 0 and not (args.folder / other / ".metadata").exists():
+            shutil.rmtree(args.folder / other, ignore_errors=True)  # a save that was not finished
+    if name == "step0":
         return 0
 
     folder = args.folder / name
@@ -328,6 +343,36 @@ def export(model, args):
                 os.replace(f"{path}.tmp", path)
 
 
+def check_paths(args, fail):
+    """Before the training, not after it: all can be written, and the folder is that of this run."""
+    record = path = args.folder / "latest"
+    paths = [args.export, args.export_lora]
+    try:
+        args.folder.mkdir(parents=True, exist_ok=True)
+        for path in filter(None, (record, *paths)):
+            tempfile.TemporaryFile(dir=Path(path).parent).close()
+            if Path(path).is_dir():
+                fail(f"{path} is a folder")
+    except OSError as error:
+        fail(f"cannot write {path}: {error.strerror}")
+
+    files = [Path(one).resolve() for one in (record, *paths, args.weights) if one]
+    if len(set(files)) < len(files):
+        fail("--weights, --export, --export-lora and the record must be files of their own")
+
+    found = [one for one in args.folder.iterdir() if re.fullmatch(r"step\d+", one.name)]
+    whole = [int(one.name[4:]) for one in found if (one / ".metadata").exists()]
+    if not found and not record.exists() and os.environ["RANK"] == "0":
+        write_record(args.folder, ["step0"])
+    elif found or record.exists():
+        names = record_of(args.folder)
+        if not names or int(names[0][4:]) not in [0, *whole]:
+            mend = f"`echo step{max(whole)} > {record}`, or " if whole else ""
+            fail(f"{record} names no whole checkpoint: {mend}name another --folder")
+        if names[0] != "step0" and not args.resume:
+            fail(f"{args.folder} holds a run: add --resume, or name another --folder")
+
+
 def read_arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=28)
@@ -344,13 +389,14 @@ def read_arguments():
     args = parser.parse_args()
     if args.export_lora and not args.lora:
         parser.error("--export-lora needs --lora RANK")
-    if latest(args.folder) and not args.resume:
-        parser.error(f"{args.folder} holds a run: add --resume, or name another --folder")
+    if args.steps < 1 or args.keep < 0 or args.lora < 0:
+        parser.error("--steps must be at least 1, --keep and --lora at least 0")
     world_size = int(os.environ.get("WORLD_SIZE", 0))
     if not world_size:
         parser.error("start it by torchrun, also on one GPU: see the first lines of this file")
     if BATCH % world_size:
         parser.error(f"a batch of {BATCH} does not divide among {world_size} processes")
+    check_paths(args, parser.error)
     return args
 
 
@@ -385,7 +431,7 @@ def main():
     if rank == 0:
         say_sizes(model)
     torch.manual_seed(1 + rank)  # other dropout on each rank
-    done = resume(model, optimizer, args)
+    done = resume(model, optimizer, args) if args.resume else 0
 
     steps = range(done + 1, args.steps + 1)
     for step, group in zip(steps, groups(train_loader, done, device), strict=False):

@@ -137,6 +137,8 @@ def save(model, optimizer, step):
     dist.all_gather_object(checkpoint["random"], random_state())
     if dist.get_rank() == 0:
         torch.save(checkpoint, f"{CHECKPOINT}.tmp")
+        with open(f"{CHECKPOINT}.tmp", "rb") as file:
+            os.fsync(file.fileno())  # or a power cut leaves it empty
         os.replace(f"{CHECKPOINT}.tmp", CHECKPOINT)  # killed at any moment, it leaves a whole file
 
 

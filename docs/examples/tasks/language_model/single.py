@@ -131,6 +131,8 @@ def save(model, optimizer, step):
     checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
     checkpoint["random"] = random_state()
     torch.save(checkpoint, f"{CHECKPOINT}.tmp")
+    with open(f"{CHECKPOINT}.tmp", "rb") as file:
+        os.fsync(file.fileno())  # or a power cut leaves it empty
     os.replace(f"{CHECKPOINT}.tmp", CHECKPOINT)  # killed at any moment, it leaves a whole file
 
 
