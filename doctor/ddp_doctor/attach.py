@@ -6,24 +6,26 @@ The job copies these folders to a place of its own and puts it on PYTHONPATH, wi
 which calls attach.
 """
 
-import os
 import sys
+from collections.abc import Mapping
 
-from .recorder.notes import FOLDER, compares, notes
+from .recorder.notes import compares, notes
 from .speed import SPEED
 
 
-def attach(name: str) -> None:
-    """Called when torch, or another module of sitecustomize.py, has been imported."""
+def attach(name: str, told: Mapping[str, str]) -> None:
+    """Called when torch, or another module of sitecustomize.py, has been imported.
+
+    told: what the doctor has put into the environment."""
     if name != "torch" and not hasattr(notes, "folder"):
         return  # torch has not been imported, or not to its end: it is attached to with torch
     if name == "torch":
-        notes.begin(os.environ[FOLDER])
+        notes.begin(told)
         try:
             notes.open_files()
         except OSError as error:
             notes.stop(error)
-    if SPEED in os.environ:
+    if SPEED in notes.told:
         if name == "torch":
             from .recorder import hooks
             from .speed import windows

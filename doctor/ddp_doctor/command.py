@@ -179,7 +179,15 @@ def check_line(command: list[str], say: Callable) -> None:
     """Before anything runs for minutes: is there what this launch line names?"""
     for name, there in ((command[0], shutil.which), (script_of(command), os.path.isfile)):
         if name and not there(name):
-            fail(say("not_started", command=name, why=os.strerror(errno.ENOENT)))
+            not_started(name, errno.ENOENT, say)
+
+
+def not_started(name: str, number: int, say: Callable) -> None:
+    """number: of the error. A file that is there lacks the program that runs it."""
+    if os.path.isfile(name) and number in (errno.ENOENT, errno.EACCES, errno.ENOEXEC):
+        by = "python" if name.endswith(".py") else "bash"
+        fail(say("no_program", command=name, line=shlex.join([by, name])))
+    fail(say("not_started", command=name, why=os.strerror(number)))
 
 
 @contextmanager
@@ -241,6 +249,8 @@ def no_torch(job: Job, say: Callable) -> str:
     """What may be the reason hangs on how it ended."""
     if job.ended:
         return say("no_torch_by", by=job.ended)
+    if job.held():
+        return say("no_torch_inner")
     if job.process.returncode:
         return say("no_torch_failed", why=job.why())
     return say("no_torch_left" if job.left() else "no_torch")
@@ -256,7 +266,7 @@ def perform(args: argparse.Namespace, command: list[str], job: Job, say: Callabl
     try:
         job.start(command)
     except OSError as error:
-        fail(say("not_started", command=command[0], why=error.strerror))
+        not_started(shutil.which(command[0]) or command[0], error.errno, say)
     try:
         job.wait(args.steps, args.seconds, args.still)
     except KeyboardInterrupt:

@@ -20,6 +20,7 @@ HEARD = [  # what nohup or a shell ignores stays ignored
     number for number in (*ENDS, *PASSED) if signal.getsignal(number) != signal.SIG_IGN
 ]
 OVER = b"over"
+INNER = "inner"  # a file in the folder of a doctor around this one, which records in its place
 
 
 class Job:
@@ -58,7 +59,10 @@ class Job:
     def start(self, command: list[str]) -> None:
         """Raises OSError where the command cannot be started."""
         self.guard()
-        env = os.environ | self.ours
+        with suppress(OSError, KeyError):
+            Path(os.environ[FOLDER], INNER).touch()
+        env = {name: os.environ[name] for name in os.environ if not name.startswith("DOCTOR_")}
+        env |= self.ours
         self.process = subprocess.Popen(command, env=env, start_new_session=True)
         self.session = self.process.pid
         with suppress(BrokenPipeError):  # somebody has ended the guard
@@ -140,6 +144,10 @@ class Job:
             if steps and (stopped or self.made(steps)):
                 self.ended = "the recorder had to stop" if stopped else "steps"
                 return
+
+    def held(self) -> bool:
+        """Whether a doctor in the command has recorded it."""
+        return (self.traces / INNER).exists()
 
     def status(self) -> str:
         number = self.process.returncode

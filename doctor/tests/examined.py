@@ -48,13 +48,13 @@ def record(script: str, folder: str, without: str, *argv: str) -> None:
     if not hasattr(notes, "folder"):
         name_probes()
         importlib.import_module("numpy.random")
-        attach("torch")
+        attach("torch", dict(os.environ))
         if OLDEST:  # its gloo may hang there: docs/en/troubleshooting.md#end
             hook("", torch.distributed, "destroy_process_group", lambda *_: time.sleep(0.1))
     fsdp = "torch.distributed.fsdp"
     if fsdp in Path(script).read_text() and "held" not in ATTACHED:
         importlib.import_module(fsdp)
-        attach(fsdp)
+        attach(fsdp, notes.told)
         ATTACHED.add("held")
     from ddp_doctor.recorder import (
         collectives,
@@ -69,7 +69,7 @@ def record(script: str, folder: str, without: str, *argv: str) -> None:
     from ddp_doctor.recorder.unset import unset
     from ddp_doctor.recorder.window import window
 
-    notes.begin(os.environ[FOLDER])
+    notes.begin(dict(os.environ))
     files.OPENED.clear()
     parts = [collectives.trace, data.data, figures.figures, inputs.inputs, others.others, unset]
     for part in [*parts, seeds.seeds, training.training, window]:

@@ -100,8 +100,9 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
             os.environ[FOLDER] = f"{args[1]}/traces"
             if not hasattr(notes, "folder"):
                 name_probes()
-                attach("torch")
+                attach("torch", dict(os.environ))
             else:
+                notes.told = dict(os.environ)
                 hooks.attach(OF_TWO + CHANGES)
             ATTACHED.append(True)
         from ddp_doctor.recorder import results

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from tiers import table
 from warm import torchrun_environments
 
 from ddp_doctor.job import Job
+from ddp_doctor.recorder.notes import File
 
 SCRIPT = """
 import os
@@ -311,3 +313,157 @@ def test_both_runs_begin_alike(tmp_path: Path) -> None:
     words = [*TOOL, "--lang", "en", "--against", f"{sys.executable} script.py", *ALONE]
     result = run(["bash", "-c", '"$0" "$@" < lines', *words], tmp_path)
     assert result.said.count("[0, 0] one") == 2, result.output
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["closed", "taken"])
+def test_a_number_of_the_scripts(taken: bool, tmp_path: Path) -> None:
+    """One that closes all files may get a socket by a number that was ours: ours is opened again,
+    and nothing is written into its own."""
+    file = File(str(tmp_path / "events"))
+    file.write(b"one\n")
+    os.close(file.number)
+    mine, theirs = socket.socketpair()
+    if taken:
+        os.dup2(mine.fileno(), file.number)
+    number = file.number
+    file.write(b"two\n")
+    assert (tmp_path / "events").read_text() == "one\ntwo\n"
+    mine.close()
+    if taken:
+        os.close(number)
+    assert theirs.recv(100) == b""
+    os.close(file.number)
+    theirs.close()
+
+
+TIDY = """
+import os
+import socket
+import sys
+from pathlib import Path
+
+os.environ.clear()
+sys.path = [path for path in sys.path if "doctor-" not in path]
+sys.argv = [Path("script.py")]
+
+import torch
+from torch.utils.data import DataLoader
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)  # imports what asks for the current folder
+os.closerange(3, 4096)
+one, other = socket.socketpair()
+os.mkdir("gone")
+os.chdir("gone")
+os.rmdir("../gone")
+if child := os.fork():
+    os.waitpid(child, 0)
+else:
+    for images in DataLoader(torch.ones(5, 2)):
+        model(images).sum().backward()
+        optimizer.step()
+    one.shutdown(socket.SHUT_WR)
+    sys.stdout.write(f"its socket has {other.recv(100)}\\n")
+"""
+
+
+def test_a_script_that_tidies_up(tmp_path: Path) -> None:
+    """As daemons do, and launchers. It trains as without the doctor, and is recorded."""
+    (tmp_path / "script.py").write_text(TIDY)
+    result = run([*TOOL, "--lang", "en", *ALONE], tmp_path)
+    assert result.returncode == 0 and "its socket has b''" in result.stdout, result.output
+    assert "doctor: ranks 0; steps 5; ended: status 0" in result.stdout, result.output
+    assert result.stderr == "", result.output
+
+
+OTHER_TOOL = """
+import os, sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+print("tool", flush=True)
+paths = [path for path in sys.path if path != os.path.dirname(__file__)]
+spec = PathFinder.find_spec("sitecustomize", paths)
+spec.loader.exec_module(module_from_spec(spec))
+"""
+MODULES = """
+import statistics, sys
+from sitecustomize import own_modules
+
+theirs = sys.modules["statistics"]
+with own_modules():
+    import fractions, statistics
+    assert statistics.median([1, 2, 6]) == 2 and fractions.Fraction(1, 2)
+import fractions, statistics
+assert statistics is theirs and statistics.X == fractions.X == 1
+print("modules")
+"""
+
+
+def started(folder: Path, paths: list[Path], env: dict[str, str], code: str = "") -> str:
+    """What a Python says that has these in PYTHONPATH, and no torch."""
+    known = os.environ | env | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=known, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stderr == "", done
+    return done.stdout
+
+
+def test_what_runs_at_the_start(tmp_path: Path) -> None:
+    """Beside another tool that runs all sitecustomize.py, in a doctor, and without what the doctor
+    has put into the environment (sudo, ssh)."""
+    jobs = []
+    for name in ("inner", "outer"):
+        (tmp_path / name).mkdir()
+        jobs.append(Job(tmp_path / name))
+    firsts = [job.traces.parent / "first" for job in jobs]
+    tool = tmp_path / "tool"
+    tool.mkdir()
+    (tool / "sitecustomize.py").write_text(OTHER_TOOL)
+    finders = "import sys; print([f.here for f in sys.meta_path if hasattr(f, 'here')])"
+    env = {"DOCTOR_FOLDER": jobs[0].ours["DOCTOR_FOLDER"]}
+    assert started(tmp_path, firsts, env, finders) == f"{[str(firsts[0])]}\n"
+    assert started(tmp_path, firsts[:1], {"DOCTOR_FOLDER": ""}, finders) == "[]\n"
+    for paths in ([tool, *firsts], [*firsts, tool]):
+        assert started(tmp_path, paths, env).count("tool") in (1, 2)
+
+
+def test_modules_of_the_script(tmp_path: Path) -> None:
+    """The recorder takes none of them for Python's, and leaves them what they are."""
+    (tmp_path / "job").mkdir()
+    job = Job(tmp_path / "job")
+    for name in ("statistics", "fractions"):
+        (tmp_path / f"{name}.py").write_text("X = 1\n")
+    assert started(tmp_path, [tmp_path / "job/first"], job.ours, MODULES) == "modules\n"
+
+
+def test_modules_beside_the_doctor(tmp_path: Path) -> None:
+    """Its package, copied into a project that has names of Python's."""
+    shutil.copytree(ROOT / "doctor/ddp_doctor", tmp_path / "ddp_doctor")
+    for name in ("statistics", "argparse", "fractions"):
+        (tmp_path / f"{name}.py").write_text("1 / 0\n")
+    for words in (["ddp_doctor"], ["-m", "ddp_doctor"]):
+        result = run([sys.executable, *words, "--explain", "no_sync"], tmp_path)
+        assert result.returncode == 0 and "no_sync" in result.stdout, result.output
+
+
+def test_a_doctor_in_a_doctor(tmp_path: Path) -> None:
+    """The inner one records, and the outer one says so."""
+    (tmp_path / "script.py").write_text(SHORT)
+    inner = [*TOOL, "--lang", "en", *ALONE]
+    result = run([*TOOL, "--lang", "en", *inner], tmp_path)
+    said = "doctor: error: a doctor in this command has recorded it, and its verdict is above"
+    assert result.stdout.count("wrapped_keys") > 0 and result.returncode == 2, result.output
+    assert result.stderr == f"{said}: take one of the two away\n", result.output
+
+
+@pytest.mark.parametrize("how", ["script.py", "./script.py", "no shebang"])
+def test_a_file_that_is_no_program(how: str, tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(SHORT)
+    if how == "no shebang":
+        file.chmod(0o755)
+        how = "./script.py"
+    result = run([*TOOL, "--lang", "en", how], tmp_path)
+    said = f"doctor: error: {how} is a file, and no program: put what runs it before it, such as"
+    assert result.stderr == f"{said} python {how}\n" and result.returncode == 2, result.output

@@ -18,7 +18,7 @@ from probes_lost import COMPARED, EVERY, GOES, NAMES
 import ddp_doctor.against.comparison  # noqa: F401  what it compares is in FACTS then
 from ddp_doctor.findings import CHECKS, FACTS, needs_of
 from ddp_doctor.recorder.hooks import attach
-from ddp_doctor.recorder.notes import notes
+from ddp_doctor.recorder.notes import FOLDER, notes
 from ddp_doctor.recorder.probes import PROBES
 from ddp_doctor.recorder.training import is_norm
 
@@ -62,7 +62,7 @@ def test_a_loader_that_cannot_be_told(crew: Crew, tmp_path: Path) -> None:
 
 def attach_to_nothing(folder: str) -> list[str]:
     """In a crew member: a torch without any of the names; which probes tell so?"""
-    notes.begin(folder)
+    notes.begin({FOLDER: folder})
     attach(tuple(probe._replace(target=f"{probe.target}_gone") for probe in PROBES))
     notes.active = False
     return sorted(notes.failed)

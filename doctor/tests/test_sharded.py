@@ -2,7 +2,6 @@
 right programs that look like them."""
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from examined import assert_all_ran, examined_text
 from harness import run
 from tiers import table
 
-from ddp_doctor.recorder.notes import AGAINST
+from ddp_doctor.recorder.notes import AGAINST, notes
 
 FSDP = """
 import torch
@@ -319,12 +318,12 @@ def types_of_a_policy() -> list:
 
     kinds = fsdp.MixedPrecisionPolicy, fsdp.MixedPrecision
     own = [kind.__init__ for kind in kinds]
-    os.environ[AGAINST] = "rounding"
+    notes.told = {AGAINST: "rounding"}
     try:
         rounding.policies("rounding", fsdp)
         made = [kind(param_dtype=torch.bfloat16) for kind in kinds]
     finally:
-        del os.environ[AGAINST]
+        notes.told = {}
         for kind, init in zip(kinds, own, strict=True):
             kind.__init__ = init
     return [str(policy.param_dtype) for policy in made] + [made[0].reduce_dtype]

@@ -311,7 +311,7 @@ def begin(folder: str) -> None:
 
     if not ATTACHED:
         rank_clock.install()
-        ATTACHED.append(attach("torch"))
+        ATTACHED.append(attach("torch", dict(os.environ)))
         from ddp_doctor.speed import windows
 
         rank_clock.read_by(windows)
@@ -328,7 +328,7 @@ def measure(script: str, folder: str, noise: str, seed: int) -> None:
     from ddp_doctor.speed import windows
 
     rank_clock.begin(noise, seed)
-    notes.begin(os.environ[FOLDER])
+    notes.begin(dict(os.environ))
     windows.windows.__init__()
     with contextlib.suppress(rank_clock.Over):
         runpy.run_path(script, run_name="__main__")
@@ -857,7 +857,8 @@ def test_no_numbers(
 @pytest.mark.proof
 def test_a_command(tmp_path: Path) -> None:
     """A real launch, by the clock of its ranks: a checkpoint is named before and after, the job is
-    ended, the numbers are in the file."""
+    ended, the numbers are in the file. The script's statistics.py is not taken for Python's."""
+    (tmp_path / "statistics.py").touch()
     text = changed("a slow step").replace("return 8000", "return 1600").replace("(99)", "(9999)")
     text = text.replace(
         "finally:", "        torch.save(epoch, 'old.pt')\n        torch.save(1, 'new.pt')\nfinally:"

@@ -63,7 +63,7 @@ def singular(text: str) -> str:
     """Of one step, tensor or sample, and of a range that is one number. What a script has printed
     stands below, and stays as it is."""
     first, *below = text.split("\n", 1)
-    first = re.sub(r"(?<![\d.])([\d.e+-]+|inf) (?:to|到) \1(?= )", r"\1", first)
+    first = re.sub(r"(?<![\d.e+-])([\d.e+-]+|inf) (?:to|到) \1(?= )", r"\1", first)
     return "\n".join([re.sub(r"(?<![\d.])1 (step|tensor|sample)s\b", r"1 \1", first), *below])
 
 

@@ -13,7 +13,7 @@ from ..before import METADATA
 from ..checks.data import most_padding
 from ..checks.teams import Teams
 from ..checks.weights import apart, differ, divided_by_hand
-from ..printed import BAR, CLOCKS, EARLY, NUMBER, results, unit
+from ..printed import BAR, CLOCKS, NUMBER, of_evaluation, results, unit
 from ..ranks import Pass, Rank
 
 
@@ -265,6 +265,7 @@ class Samples:
 
 # A backward pass is of the latest batch, and what was skipped before it is of none. Or a loop or a
 # thread fetches ahead, in each pass or beyond its end: then backward passes take batches in turn.
+OF_TRAINING = r"train\w*\W*(?:(?:loss|acc)\w*\W*)?$"  # what stands before its own numbers
 WAYS = ((False, False), (True, False), (True, True))
 
 
@@ -368,9 +369,9 @@ def printed(run: Run, resumed: bool = False) -> dict[str, list]:
         event.setdefault("shown", re.sub(CLOCKS, "~", event["text"]))
         event["text"] = results(event["text"])
         event["after"] = event["place"] - run.begun
-        late = event["after"] > 0 or (not resumed and re.search(EARLY, event["text"]))
+        late = event["after"] > 0 or (not resumed and of_evaluation(event["text"]))
         if late and re.search(NUMBER, event["text"]):
-            words = head + re.sub(NUMBER, "#", event["text"].removeprefix(head))
+            words = head + re.sub(NUMBER, "\0", event["text"].removeprefix(head))
             found.setdefault(words, []).append(event)
     return found
 
@@ -390,8 +391,7 @@ def of_own_share(run: Run, line: dict, numbers: list[tuple[str, str]]) -> bool:
     if latest and line["row"] < latest.over:  # while it gives batches
         since = max(since, latest.begun())
     elif any(one.place == line["place"] and id(one) not in trained for one in begun):
-        words = r"train\w*\W*(loss\w*|acc\w*)?\W*$"
-        return all(re.search(words, before) for before, _ in numbers)
+        return all(re.search(OF_TRAINING, before) for before, _ in numbers)
     # A broadcast tells what one rank has, as the weights of a ZeRO of one's own.
     called = [e for e in rank.own_calls() if e["size"] and e["kind"] != "broadcast"]
     called = [event for event in called if event["row"] <= line["row"]]

@@ -5,7 +5,7 @@ import re
 from collections import Counter, defaultdict
 
 from ..findings import NOTE, TRAINING, WASTED, WRONG, check, finds
-from ..printed import NUMBER, results, unit
+from ..printed import numbers_in, results, unit
 from ..ranks import Pass, Rank
 from ..report import Report, listed
 from .data import CHOSEN, comparable
@@ -146,11 +146,10 @@ def own_scores(ranks: list[Rank], one: Pass) -> list[str]:
     for event in ranks[0].events["printed"]:
         if event["place"] == one.place and event["row"] > one.over:
             text = results(event["text"])
-            for number in re.finditer(NUMBER, text):
-                word = "".join(re.findall(r"[A-Za-z_]\w*", text[: number.start()])[-1:])
-                far = min((abs(float(number[0]) - x) for x in known), default=0)
-                if "." in number[0] and far > unit(number[0]) and not re.match(OTHER, word):
-                    found.append(f"{word} {number[0]}".strip())
+            for word, number in numbers_in(text):
+                far = min((abs(float(number) - x) for x in known), default=0)
+                if "." in number and far > unit(number) and not re.match(OTHER, word):
+                    found.append(f"{word} {number}".strip())
     return found
 
 

@@ -3,6 +3,7 @@
 An event is written at once: a process that is killed has left all that happened to it.
 """
 
+import fcntl
 import functools
 import json
 import os
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 FOLDER = "DOCTOR_FOLDER"  # environment variable: where the events are written
@@ -25,16 +26,51 @@ NAMELESS = "parameter "  # begins the name of one that is in no module; its numb
 PADDING = 0.05  # of a model's numbers: so much may be added where each rank has a part
 INPUTS = 100  # steps of which it is noted what models are given
 IDLE = 20  # seconds without an event: then the stack is written down
+HIGH = 1000  # numbers of our files: who closes all files, or needs the lowest number, is below
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 STANDARD = os.path.dirname(os.__file__)
+
+
+class File:
+    """To append to, by a number that the script may close, and then get for a file of its own."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.open()
+
+    def open(self) -> None:
+        notes.quiet = True
+        self.number = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        notes.quiet = False
+        with suppress(OSError):  # ulimit -n is lower
+            low, self.number = self.number, fcntl.fcntl(self.number, fcntl.F_DUPFD_CLOEXEC, HIGH)
+            os.close(low)
+        self.mark = self.marked()
+
+    def marked(self) -> tuple[int, int] | None:
+        """Which file this number is of now."""
+        try:
+            found = os.fstat(self.number)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def write(self, line: bytes) -> None:
+        if self.marked() != self.mark:
+            self.open()
+        while line:  # a disk that is nearly full takes a part
+            line = line[os.write(self.number, line) :]
 
 
 class Notes:
     def __init__(self) -> None:
         self.watched = False  # by the thread that notes where the process stands still
+        self.told = {}
 
-    def begin(self, folder: str) -> None:
-        self.folder = folder
+    def begin(self, told: Mapping[str, str]) -> None:
+        """told: the environment as it was when Python began."""
+        self.told = told
+        self.folder = told[FOLDER]
         self.first = os.getpid()  # a fork lacks that thread
         self.pid = self.file = self.stacks = None
         self.moved = 0.0  # when the latest event was
@@ -49,8 +85,7 @@ class Notes:
         try:
             if self.pid != os.getpid():  # the first event, also of a forked process
                 self.open_files()
-            while line:  # a disk that is nearly full takes a part
-                line = line[os.write(self.file, line) :]
+            self.file.write(line)
         except OSError as error:  # a full disk, too many open files
             self.stop(error)
             return
@@ -69,16 +104,15 @@ class Notes:
         self.pid = os.getpid()
         host = socket.gethostname()
         base = f"{self.folder}/{host}-{self.pid}-{time.time_ns()}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self.quiet = True
-        self.file = os.open(f"{base}.jsonl", flags, 0o644)
-        self.stacks = os.open(f"{base}.stacks", flags, 0o644)
-        self.quiet = False
+        self.file = File(f"{base}.jsonl")
+        self.stacks = File(f"{base}.stacks")
 
         version = getattr(sys.modules.get("torch"), "__version__", "?")
         launched = os.environ.get("WORLD_SIZE", "")  # by torchrun, say
-        own = {"parent": os.getppid(), "cwd": os.getcwd(), "argv": getattr(sys, "argv", [])}
-        own["compared"] = compares()
+        own = {"parent": os.getppid(), "cwd": "", "compared": compares()}
+        with suppress(OSError):  # that folder has gone
+            own["cwd"] = os.getcwd()
+        own["argv"] = [str(word) for word in getattr(sys, "argv", ())]
         self.event("process", pid=self.pid, host=host, torch=version, launched=launched, **own)
 
     def watch(self) -> None:
@@ -99,7 +133,7 @@ class Notes:
                 frame = sys._current_frames().get(main.ident)
                 row = json.dumps([round(time.time(), 3), *standing(frame)])
                 with suppress(OSError):
-                    os.write(self.stacks, row.encode() + b"\n")
+                    self.stacks.write(row.encode() + b"\n")
 
     def call(self, probe: str, function: Callable | None, *args: object, **kwargs: object) -> None:
         """Call a part of the recorder. A mistake in it never ends the script: it is noted, and its
@@ -120,7 +154,7 @@ notes = Notes()
 
 
 def compares() -> bool:
-    return AGAINST in os.environ
+    return AGAINST in notes.told
 
 
 def place() -> tuple[int, int]:

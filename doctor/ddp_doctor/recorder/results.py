@@ -11,6 +11,7 @@ from .training import training
 from .window import window
 
 MOST_LINES = 500
+LONGEST = 1000  # characters of a line that are kept until its end comes
 
 
 def note_autocast(_: object, autocast: object, *args: object) -> None:
@@ -46,8 +47,11 @@ class Output:
         self.begun = ""
 
     def write(self, text: object, *_: object) -> None:
-        *lines, self.begun = (self.begun + str(text)).split("\n")
-        self.begun = self.begun[self.begun.rfind("\r") + 1 :]  # a bar is drawn again and again
+        *lines, rest = str(text).split("\n")
+        if lines:
+            lines[0], self.begun = self.begun + lines[0], ""
+        _, drawn_again, rest = rest.rpartition("\r")  # a bar is drawn again and again
+        self.begun = (rest if drawn_again else self.begun + rest)[:LONGEST]
         for line in lines:
             line = line.rpartition("\r")[2].strip()
             # Of one run: what an evaluation prints.

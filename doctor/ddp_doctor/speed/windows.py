@@ -31,7 +31,7 @@ from ..recorder import ending
 from ..recorder.collectives import tensors_in
 from ..recorder.contents import length_of
 from ..recorder.hooks import Probe, hook
-from ..recorder.notes import FOLDER, notes, place
+from ..recorder.notes import notes, place
 from . import KINDS, PLAN, WARM
 from .batches import KEPT, Batches, size_of
 from .rent import buckets_of
@@ -431,7 +431,7 @@ def seconds_between(a: object, b: object) -> float:
 
 def read_plan() -> dict:
     """What the doctor has planned when all ranks were ready; nothing, if it does not answer."""
-    path = os.path.join(os.environ[FOLDER], PLAN)
+    path = os.path.join(notes.folder, PLAN)
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         with suppress(OSError, ValueError), open(path) as file:

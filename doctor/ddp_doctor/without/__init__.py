@@ -4,20 +4,19 @@ Only here is a training changed: the recorder changes nothing.
 """
 
 import json
-import os
 from functools import cache
 from pathlib import Path
 
-from ..recorder.notes import AGAINST, FIRST
+from ..recorder.notes import AGAINST, FIRST, notes
 
 PARTS = ("shuffling", "batchnorm", "dropout", "draws", "rounding")
 
 
 def without(part: str) -> bool:
-    return part in os.environ.get(AGAINST, "").split(",")
+    return part in notes.told.get(AGAINST, "").split(",")
 
 
 @cache
 def first() -> dict:
     """In the second of two runs: what against/first.py tells of the first one."""
-    return json.loads(Path(os.environ[FIRST]).read_text()) if FIRST in os.environ else {}
+    return json.loads(Path(notes.told[FIRST]).read_text()) if FIRST in notes.told else {}
