@@ -4,13 +4,16 @@ With dropout, BatchNorm and workers, bit for bit: test_resume.py. Under real lau
 tests/faults and test_slurm.py.
 """
 
+import os
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
 import pytest
 from crew import Crew, call_main
-from harness import ROOT, SLURM, events, load_chapter, load_state, rows
+from harness import HOROVOD, ROOT, SLURM, events, load_chapter, load_state, rows
 from plain_training import (
     EPOCHS,
     HIGH_RATE,
@@ -23,7 +26,7 @@ from refusals import HUB
 from stops import TERM, USR1, assert_stopped, leg, one_start
 from tiers import table
 from warm import run_warm
-from with_tiny_model import tiny_float64
+from with_tiny_model import save_every_epoch, tiny_float64
 
 
 def start(crew: Crew, folder: Path, ranks: int, *more: object, **ask: object) -> list[dict]:
@@ -148,8 +151,45 @@ def test_one_all_reduce_a_meeting(crew: Crew, tmp_path: Path) -> None:
 def test_saved_inside_epochs(crew: Crew, tmp_path: Path) -> None:
     """Whenever --save-minutes are over; the run goes on, and is the same. What loader workers have
     fetched beyond a save is fetched again."""
-    answers = start(crew, tmp_path, 2, "--workers", 2, "--save-minutes", 0)
-    assert_whole([answers], tmp_path)
+    argv = [*arguments(tmp_path, HIGH_RATE), "--print-freq", "1", "--workers", "2"]
+    patches = {"build_model": tiny_float64, "save_checkpoint": save_every_epoch}
+    answers = crew.run(call_main, HUB, [*argv, "--save-minutes", "0"], patches, world_size=2)
+    assert [answer["exit"] for answer in answers] == [None, None], answers
+    assert_one_run(tmp_path, [2], [0])
+    inside = {path.stem for path in tmp_path.glob("inside*.pt")}
+    assert inside == {f"inside{epoch}.{step}" for epoch in range(EPOCHS) for step in (1, 2, 3, 4)}
+
+
+def slowly(chapter: str, argv: list[str]) -> dict:
+    """In a crew member: told to stop after a step, where rank 0 takes a second for each save. What
+    the folder held when this rank had ended."""
+    save = load_chapter(chapter).save_checkpoint
+
+    def slow(state: dict, path: Path) -> None:
+        time.sleep(1)
+        save(state, path)
+
+    patches = {"save_checkpoint": slow, "build_model": tiny_float64, "batches": told(chapter)}
+    answer = call_main(chapter, argv, patches)
+    return answer | {"saved": Path(argv[argv.index("--output-dir") + 1], "checkpoint.pt").exists()}
+
+
+def told(chapter: str) -> Callable:
+    """In place of batches: SIGTERM with the first one."""
+    batches = load_chapter(chapter).batches
+
+    def asking(*given: object) -> Iterator:
+        os.kill(os.getpid(), TERM)
+        yield from batches(*given)
+
+    return asking
+
+
+@pytest.mark.parametrize("chapter", table([HUB, HOROVOD], [HUB]))
+def test_all_wait_for_the_save(chapter: str, crew: Crew, tmp_path: Path) -> None:
+    """The first rank that ends may end the job: srun -K and horovodrun do."""
+    for answer in crew.run(slowly, chapter, arguments(tmp_path, HIGH_RATE), world_size=2):
+        assert answer["exit"] == 75 and answer["saved"], answer
 
 
 def test_loader_workers_survive(crew: Crew, tmp_path: Path) -> None:
