@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A download of gigabytes may break off. pip then gives up, but keeps what it has whole.
 twice = $(1) || { echo "trying once more, in case a download broke off"; $(1); }
 
-.PHONY: doctor.pyz help demo gpu test smoke proof touched faults bench carry lint skill pages figures site offline serve clean
+.PHONY: doctor.pyz help demo gpu test smoke proof touched right faults bench carry lint skill pages figures site offline serve clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -47,6 +47,9 @@ proof: $(VENV)/ready $(VENV)/ready-for-tests $(AXE) $(if $(filter-out 1/%,$(PART
 
 touched: $(VENV)/ready $(VENV)/ready-for-tests $(AXE)  ## of the protections broken, those that a change since BASE=main touches
 	$(RUN) -m pytest tests/mutations doctor/tests/test_doctor_mutations.py $(XDIST) --touched $(or $(BASE),main) $(ARGS)
+
+right: $(VENV)/ready $(VENV)/ready-for-tests  ## all right programs under the doctor, which must find nothing
+	$(RUN) -m pytest doctor/tests -m right $(XDIST) $(ARGS)
 
 faults: $(VENV)/ready $(VENV)/ready-for-tests  ## every fault in every chapter, written to tests/FAULTS.md
 	$(RUN) -m pytest tests/faults --write-faults $(ARGS)

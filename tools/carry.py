@@ -9,10 +9,12 @@ without one may still be wrong, so read each file as a diff against 02 afterward
 """
 
 import ast
+import os
 import re
 import subprocess
 import sys
 import tempfile
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,18 +71,23 @@ def main() -> None:
         sys.exit(f"error: solve the conflicts in {begun[0].relative_to(ROOT)} first")
     if not git("diff", "HEAD", "--", HUB).stdout:
         sys.exit(f"error: {HUB} has no change that is not committed")
-    found = []
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
         old, new = Path(folder, "old.py"), Path(folder, "new.py")
         old.write_text(split(git("show", f"HEAD:{HUB}").stdout)[1])
         new.write_text(split((ROOT / HUB).read_text())[1])
         for path in files:
-            own = carry(path, old, new)
-            conflicts = sum(text.endswith(": conflict") for text in own)
-            print(f"{path.relative_to(ROOT)}: {conflicts} conflicts")
-            found += own
-    print("", *found, "read each as a diff: git diff --no-index 02_distributed FOLDER", sep="\n")
+            found[path] = carry(path, old, new)
+    # Not before all are merged: `make carry | head` ends what goes on printing.
+    for path, own in found.items():
+        conflicts = sum(text.endswith(": conflict") for text in own)
+        print(f"{path.relative_to(ROOT)}: {conflicts} conflicts")
+    print("", *chain(*found.values()), sep="\n")
+    print("read each as a diff: git diff --no-index 02_distributed FOLDER", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BrokenPipeError:  # of head: what it left unread is there in the files, as git shows
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

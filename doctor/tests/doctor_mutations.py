@@ -12,9 +12,9 @@ KINDS = "doctor/tests/test_right.py"
 AGAINST = "doctor/tests/test_against.py"
 DIVIDED = "doctor/tests/test_sharded.py::test_divided"
 DRAWS = "doctor/tests/test_draws.py"
-LOOKED = "doctor/tests/test_looked.py::test_is_looked_at"
 ORDER = f"{AGAINST}::test_order_of_the_first_run"
-INPUTS = "doctor/tests/test_inputs.py"
+PROGRAM = "doctor/tests/test_programs.py::test_program"
+INPUTS = "doctor/tests/test_inputs.py::test_two_runs"
 CASES = "doctor/tests/test_cases.py::test_case"
 SPEED_FILE = "doctor/tests/test_speed.py"
 SPEED = f"{SPEED_FILE}::test_what_is_said"
@@ -29,46 +29,46 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("processes of one launch without a group", 1,
          "one.apart = sum(bool(other.steps) for other in launched)", "pass"),
     ],
-    f"{DOCTOR}::test_nothing_in_a_right_script": [
+    f"{PROGRAM}[as-it-is]": [
         ("reading what ranks add up", 1, 'figures.write("reduced", number, values)', "pass"),
         ("the doctor knows an evaluation", 1,
          "if one.steps or (begun and one.loader[\"id\"] in trained):", "if True:"),
     ],
-    f"{DOCTOR}::test_is_not_hidden[a-reduced-loss-and-shares-that-nobody-adds-up]": [
+    f"{PROGRAM}[a-reduced-loss-and-shares-that-nobody-adds-up]": [
         ("the loss of the next step is no sum of an evaluation", 1,
          "self.followed = self.since_step - self.training if", "self.followed = set() if"),
     ],
-    f"{DOCTOR}::test_is_not_hidden[a-reduced-loss-and-no-shares]": [
+    f"{PROGRAM}[a-reduced-loss-and-no-shares]": [
         ("losses are reduced for a log", 1,
          'if window.wrapped and "reduce"', 'if not kind and "reduce"'),
     ],
-    f"{DOCTOR}::test_is_not_hidden[gathered-losses-and-no-shares]": [
+    f"{PROGRAM}[gathered-losses-and-no-shares]": [
         ("losses are gathered for a log", 1,
          'if window.wrapped and "gather"', 'if not kind and "gather"'),
     ],
-    f"{DOCTOR}::test_is_not_hidden[a-sum-that-equals-the-size]": [
+    f"{PROGRAM}[a-sum-that-equals-the-size]": [
         ("a rank counts its own share", 1,
          "if 0 <= min(left) and max(left) <= twice else set()", ""),
     ],
-    f"{DOCTOR}::test_no_false_alarm[an-average-that-holds-the-model]": [
+    f"{PROGRAM}[an-average-that-holds-the-model]": [
         ("DDP wraps the model that is trained", 1,
          "return isinstance(module, ddp), len", "return False, len"),
     ],
-    f"{DOCTOR}::test_is_not_hidden[a-SyncBatchNorm-of-one's-own-and-no-shares]": [
+    f"{PROGRAM}[a-SyncBatchNorm-of-one's-own-and-no-shares]": [
         ("a SyncBatchNorm may be somebody's own", 1, "if norm or name ==", "if name =="),
     ],
-    f"{DOCTOR}::test_no_false_alarm[an-optimizer-that-averages]": [
+    f"{PROGRAM}[an-optimizer-that-averages]": [
         ("an optimizer may average", 1,
          "if gradients and averages_inside(", "if False and averages_inside("),
     ],
-    f"{DOCTOR}::test_no_false_alarm[a-wrapper-that-is-saved-and-copied]": [
+    f"{PROGRAM}[a-wrapper-that-is-saved-and-copied]": [
         ("the doctor leaves nothing in a model", 1, "        window.wrapped.add(ddp)\n",
          "        window.wrapped.add(ddp)\n        ddp.seen = window\n"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[batches-that-each-rank-slices]": [
+    f"{PROGRAM}[batches-that-each-rank-slices]": [
         ("ranks may slice what loaders give", 1, "least <= count < 0.75 * size", "False"),
     ],
-    f"{DOCTOR}::test_is_not_hidden[one-order-under-a-wrapper-in-eval-mode]": [
+    f"{PROGRAM}[one-order-under-a-wrapper-in-eval-mode]": [
         ("the wrapper's mode is not the model's", 1,
          'model = getattr(model, "module", model)', "pass"),
     ],
@@ -111,7 +111,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("parts of tensors are left out, and the rest is compared", 1,
          "if shapes[0][name] != shapes[1][name]", "if False"),
     ],
-    f"{INPUTS}::test_one_run[shares-of-what-all-draw]": [
+    f"{PROGRAM}[shares-of-what-all-draw]": [
         ("all may draw one batch, and take shares of it", 1, "if takes_shares(ranks):",
          "if False:"),
     ],
@@ -154,19 +154,19 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{KINDS}::test_is_named[wrong_fsdp_alike]": [
         ("FSDP gathers weights", 1, "or FSDP in name", ""),
     ],
-    f"{DOCTOR}::test_is_not_hidden[a-group-of-one-rank-for-DDP]": [
+    f"{PROGRAM}[a-group-of-one-rank-for-DDP]": [
         ("DDP in a group of one rank averages nothing", 1,
          'len(rank.model.get("group") or ()) == 1', "False"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[functional-collectives]": [
+    f"{PROGRAM}[functional-collectives]": [
         ("functional collectives are seen", 1,
          "if not sys._getframe(1).f_code", "if sys._getframe(1).f_code"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[a-sweep-under-DDP]": [
+    f"{PROGRAM}[a-sweep-under-DDP]": [
         ("ranks may train models of their own under DDP", 1,
          "and not averages_nothing(rank) for rank in ranks", "for rank in ranks"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[a-share-in-collate_fn]": [
+    f"{PROGRAM}[a-share-in-collate_fn]": [
         ("places in a range may be of a rank's own", 1,
          'not common or one.loader["described"]', "True"),
     ],
@@ -175,33 +175,33 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "if torch.compiler.is_compiling():\n                return",
          "if False:\n                return"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[a-list-of-samples-for-an-index]": [
+    f"{PROGRAM}[a-list-of-samples-for-an-index]": [
         ("an index may stand for several samples", 1, 'str(key)[0] in "(["', "False"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[a-pass-of-no-batches]": [
+    f"{PROGRAM}[a-pass-of-no-batches]": [
         ("an evaluation of nothing is none", 1, "return bool(self.batches) and", "return"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[unequal-shares,-averaged-after-each]": [
+    f"{PROGRAM}[unequal-shares,-averaged-after-each]": [
         ("only ranks that hear of each other hang", 1, "if alone_in(ranks, passes):", "if False:"),
         ("the doctor knows local SGD", 1, "if averages_weights(ranks):", "if False:"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[a-part-that-each-rank-weighs]": [
+    f"{PROGRAM}[a-part-that-each-rank-weighs]": [
         ("a loss may be weighed by what is no count", 1, "abs(by - round(by)) < 1e-3", "True"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[own-means,-weighed]": [
+    f"{PROGRAM}[own-means,-weighed]": [
         ("means may be weighed by their counts", 1, "map(prod, zip(", "map(max, zip("),
     ],
-    f"{DOCTOR}::test_no_false_alarm[a-sum-by-the-count-of-all]": [
+    f"{PROGRAM}[a-sum-by-the-count-of-all]": [
         ("a sum is no mean", 1, '"total_weight") if mean else 1', '"total_weight")'),
     ],
-    f"{DOCTOR}::test_no_false_alarm[a-few-targets-that-do-not-count]": [
+    f"{PROGRAM}[a-few-targets-that-do-not-count]": [
         ("counts of some steps may be unlike", 1, "median(one for", "max(one for"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[gradients-that-counts-weigh]": [
+    f"{PROGRAM}[gradients-that-counts-weigh]": [
         ("gradients may be weighed by their counts", 1,
          'for step in rank.steps if step["averaged"]}', "for step in rank.steps}"),
     ],
-    "doctor/tests/test_habits.py::test_a_count_that_a_checkpoint_would_make": [
+    f"{PROGRAM}[a-count-that-a-checkpoint-would-make]": [
         ("the doctor makes no checkpoint's forward pass", 1, "if hook or hasattr(", "if hasattr("),
     ],
     f"{AGAINST}::test_names_where_runs_part[targets-that-are-drawn]": [
@@ -211,7 +211,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("targets of a batch may be drawn", 1, "found or any(one.drawn for one in self.batches)",
          "found"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[a-loader-that-is-let-go]": [
+    f"{PROGRAM}[a-loader-that-is-let-go]": [
         ("the doctor keeps no loader", 1, "self.in_order = getattr", "self.kept = loader\n"
          "        self.in_order = getattr"),
     ],
@@ -256,7 +256,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{KINDS}::test_nothing_to_say[divided_classes_of_one_seed]": [
         ("parameters that are in no DDP model", 1, "(apart or beside)", "apart"),
     ],
-    f"{DOCTOR}::test_a_mean_of_means": [
+    f"{PROGRAM}[a-mean-of-means]": [
         ("an evaluation is checked by its number of samples", 1,
          "if size in counted(phase, 0):", "if reduced:"),
     ],
@@ -445,55 +445,55 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("parts in folders of each rank", 1, 'parts = one["parts"] or other["parts"]',
          "parts = False"),
     ],
-    "doctor/tests/test_looked.py::test_a_pickle_runs_nothing": [
+    "doctor/tests/test_tensors.py::test_a_pickle_runs_nothing": [
         ("no class is imported", 1, "return type(name, (Box,), {})",
          "return super().find_class(module, name)"),
     ],
-    "doctor/tests/test_looked.py::test_tensors_in_files": [
+    "doctor/tests/test_tensors.py::test_tensors_in_files": [
         ("pickles", 1, 'elif begins[:1] == b"\\x80":', "elif False:"),
         ("pickle inside pickle", 1, 'if name == "_load_from_bytes":', "if False:"),
         ("arrays beside tensors", 1, "obj = torch.tensor(obj)", "pass"),
         ("moments that lie deep", 1, "depth < DEEPEST", "depth < 4"),
     ],
-    "doctor/tests/test_looked.py::test_pieces_of_ranks": [
+    "doctor/tests/test_tensors.py::test_pieces_of_ranks": [
         ("where a piece lies", 1, "slice(start, start + size)", "slice(0, size)"),
         ("what a rank has of a tensor", 1, "return own[0] if own else", "return"),
     ],
-    f"{LOOKED}[a-score-of-rank-0's-share]": [
+    f"{PROGRAM}[a-score-of-rank-0's-share]": [
         ("a score beside a sum", 1, "if numbers := own_scores(ranks, phase[0][0]):", "if False:"),
         ("lines of an evaluation", 1, "(window.given and", "(False and"),
     ],
-    f"{LOOKED}[a-score-of-all]": [
+    f"{PROGRAM}[a-score-of-all]": [
         ("a percentage is made of sums", 1, "(p, 100 * p, 1 - p,", "(p, 1 - p,"),
         ("a rate, and the loss of training", 1, "not re.match(OTHER, word)", "True"),
     ],
-    f"{LOOKED}[a-picture-by-every-rank]": [
+    f"{PROGRAM}[a-picture-by-every-rank]": [
         ("a library that was given the path", 1, "foreign and not was_given(full, called.f_locals)",
          "foreign"),
     ],
-    f"{LOOKED}[a-file-that-nobody-was-seen-to-write]": [
+    f"{PROGRAM}[a-file-that-nobody-was-seen-to-write]": [
         ("files that nobody was seen to write", 1, 'if not (e["seen"] or e["text"])', "if False"),
     ],
-    f"{LOOKED}[a-summed-loss,-times-the-ranks]": [
+    f"{PROGRAM}[a-summed-loss,-times-the-ranks]": [
         ("a loss that is multiplied by the ranks is divided by them once", 1,
          "return (by * world == 1) - (by == world)", "return 0"),
     ],
-    f"{LOOKED}[accumulated]": [
+    f"{PROGRAM}[accumulated]": [
         ("samples that come again as they were", 1, "if now.stale and len", "if len"),
     ],
-    f"{LOOKED}[accumulated-in-a-place-of-one's-own]": [
+    f"{PROGRAM}[accumulated-in-a-place-of-one's-own]": [
         ("gradients that are kept elsewhere", 1, "return thrown if self.left == self.now() else 0",
          "return thrown"),
     ],
-    f"{LOOKED}[rows-of-unlike-lengths,-and-one-seed]": [
+    f"{PROGRAM}[rows-of-unlike-lengths,-and-one-seed]": [
         ("random numbers before the first forward pass", 1, "((begun, made), (made, later))",
          "((made, later),)"),
     ],
-    f"{LOOKED}[a-critic,-and-one-seed]": [
+    f"{PROGRAM}[a-critic,-and-one-seed]": [
         ("whole iterations of several optimizers", 1,
          's["optimizer"] == steps[0]["optimizer"]', "True"),
     ],
-    f"{LOOKED}[a-schedule-that-ends-half-way]": [
+    f"{PROGRAM}[a-schedule-that-ends-half-way]": [
         ("a schedule whose end was not seen", 1, "and rates[-1] > LOW * max(rates)", "and False"),
     ],
     f"{AGAINST}::test_nothing_differs[2-a-bar]": [
@@ -594,17 +594,17 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("a schedule may count the steps of all ranks", 1,
          "(over or 0 < length < 0.9 * places[-1]):", "True:"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[one-image-repeated]": [
+    f"{PROGRAM}[one-image-repeated]": [
         ("the doctor forgives padding", 1, "else len(passes) - 1", "else 0"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[files-divided-by-rank]": [
+    f"{PROGRAM}[files-divided-by-rank]": [
         ("the doctor compares what is in the items", 1,
          "if any(mine[key] != theirs[key] for key in targets):", "return True\n    if False:"),
         ("an index may be another file on each rank", 1, "if others and not known:", "if False:"),
         ("a name that comes again numbers nothing", 1, "if len({name for name, _ in pairs}) <",
          "if 0 and len({name for name, _ in pairs}) <"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[a-share-inside-a-data-set]": [
+    f"{PROGRAM}[a-share-inside-a-data-set]": [
         ("a data set may hold another one", 1, "elif depth and is_dataset(", "elif False and ("),
     ],
     f"{KINDS}::test_is_named[wrong_contrast]": [
@@ -658,17 +658,17 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{KINDS}::test_nothing_to_say[resume_at_end]": [
         ("a finished epoch has no rest", 1, 'mild = loader["id"] not in given', "mild = False"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[joined-over-unequal-shares]": [
+    f"{PROGRAM}[joined-over-unequal-shares]": [
         ("the doctor knows Join", 1, 'notes.event("join")', "None"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[accumulated,-averaged-at-the-end]": [
+    f"{PROGRAM}[accumulated,-averaged-at-the-end]": [
         ("DDP may be told not to average", 1,
          'getattr(ddp, "require_forward_param_sync", False)', "True"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[two-losses-of-a-batch]": [
+    f"{PROGRAM}[two-losses-of-a-batch]": [
         ("several losses of a batch are no accumulation", 1, "sum(rows) == given", "True"),
     ],
-    f"{DOCTOR}::test_no_false_alarm[two-losses-of-a-forward-pass]": [
+    f"{PROGRAM}[two-losses-of-a-forward-pass]": [
         ("losses of a forward pass are no accumulation", 1, "len(rows) >= sum(averaged)", "True"),
     ],
     f"{CASES}[fsdp2_late_wrap]": [
@@ -743,30 +743,28 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("clients that make unequal numbers of steps average, too", 1,
          "if len(set(met)) > 1 and apart", "if len(set(met)) < 1 and apart"),
     ],
-    "doctor/tests/test_habits.py::test_is_silent[a-GAN]": [
+    f"{PROGRAM}[a-GAN]": [
         ("gradients of another model's backward are left over rightly", 1,
          "self.emptied = self.emptied or not self.kept", "self.emptied = False"),
     ],
-    "doctor/tests/test_habits.py::test_is_silent[gradients-that-are-set]": [
+    f"{PROGRAM}[gradients-that-are-set]": [
         ("gradients that backward adds nothing to are none that pile up", 1,
          "self.added and not self.emptied", "self.left is not None and not self.emptied"),
     ],
-    "doctor/tests/test_habits.py::test_is_noted[a-layer-that-never-moves]": [
+    f"{PROGRAM}[a-layer-that-never-moves]": [
         ("bits are not summed alike", 1, "for n in (1, 2, 3, 5)]", "for n in (1,)]"),
     ],
-    "doctor/tests/test_habits.py::test_is_silent[a-layer-of-rate-0]": [
+    f"{PROGRAM}[a-layer-of-rate-0]": [
         ("a rate of 0 keeps a tensor where it is", 1, "if rate != 0 else", "if True else"),
     ],
-    "doctor/tests/test_habits.py::test_is_silent[eval-mode-without-a-difference]": [
+    f"{PROGRAM}[eval-mode-without-a-difference]": [
         ("eval mode may make no difference", 1, '"training", True) or not self.moody',
          '"training", True)'),
     ],
-    "doctor/tests/test_sentences.py::test_what_is_said"
-    "[seeds-by-rank,-and-one-for-all-in-the-loop]": [
+    f"{PROGRAM}[seeds-by-rank,-and-one-for-all-in-the-loop]": [
         ("two calls of a helper that seeds are two lines", 1, "DEEP = 4", "DEEP = 1"),
     ],
-    "doctor/tests/test_sentences.py::test_what_is_said"
-    "[a-short-list-that-each-rank-shuffles,-beside-shares-that-overlap]": [
+    f"{PROGRAM}[a-short-list-that-each-rank-shuffles,-beside-shares-that-overlap]": [
         ("lists that are too short for the samples", 1, ' or event["count"] < least', ""),
     ],
     "doctor/tests/test_sentences.py::test_an_error_comes_first": [
@@ -847,7 +845,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "    if any(rank.events[\"join\"] for rank in ranks):\n        # A rank",
          "    if False:\n        # A rank"),
     ],
-    f"{DOCTOR}::test_a_rate_that_the_script_sets": [
+    f"{PROGRAM}[a-rate-that-the-script-sets]": [
         ("the doctor knows that a rate is set by hand", 1, 'or over else "rates"', 'else None'),
     ],
     f"{ORDER}[a-weighted-sampler]": [
@@ -857,7 +855,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{ORDER}[a-seed-of-its-own]": [
         ("each pass has its own order", 1, "    left.remove(same[0])\n", ""),
     ],
-    "doctor/tests/test_looked.py::test_files_beside_the_script": [
+    "doctor/tests/test_tensors.py::test_files_beside_the_script": [
         ("files of another job beside the script", 1, 'if word.endswith(".py"):', "if False:"),
     ],
     f"{ORDER}[a-pass-that-nobody-takes-batches-from]": [
@@ -887,30 +885,30 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("what a sampler has drawn itself", 1, "        entry[1] = [",
          "        entry[0] = entry[1] = ["),
     ],
-    f"{INPUTS}::test_one_run[a-full-batch]": [
+    f"{PROGRAM}[a-full-batch]": [
         ("the same rows in every step", 1, " or any(a == b for a, b in pairwise(mine))", ""),
     ],
-    f"{INPUTS}::test_one_run[batches-drawn-by-one-seed]": [
+    f"{PROGRAM}[batches-drawn-by-one-seed]": [
         ("rows that random numbers have drawn", 1,
          'if any(ranks[m].steps[k]["drawn"] for k in (1, 2)):', "if False:"),
     ],
-    f"{INPUTS}::test_one_run[texts-beside-equal-rows]": [
+    f"{PROGRAM}[texts-beside-equal-rows]": [
         ("what is no tensor may tell rows apart", 1, "if others or strange", "if strange"),
     ],
-    f"{INPUTS}::test_two_runs[saved-and-copied]": [
+    f"{INPUTS}[saved-and-copied]": [
         ("a forward pass of no step", 1, "[one for one in self.given if one.learned]",
          "self.given"),
     ],
-    f"{INPUTS}::test_two_runs[a-full-batch]": [
+    f"{INPUTS}[a-full-batch]": [
         ("all of a graph on all ranks", 1, "and fixed(one) and fixed(two):", "and False:"),
     ],
-    f"{INPUTS}::test_two_runs[numpy's-batches,-drawn-by-each-rank]": [
+    f"{INPUTS}[numpy's-batches,-drawn-by-each-rank]": [
         ("rows that come twice by chance", 1, " and (whole or not call):", ":"),
     ],
-    f"{INPUTS}::test_two_runs[half-of-the-digits]": [
+    f"{INPUTS}[half-of-the-digits]": [
         ("rows of other types", 1, "    if kinds:\n", "    if False:\n"),
     ],
-    f"{INPUTS}::test_two_runs[another-seed-of-an-own-generator]": [
+    f"{INPUTS}[another-seed-of-an-own-generator]": [
         ("rows in another order", 1, 'if n == 1 and values["common"] < len(a) / 2:', "if False:"),
     ],
     "doctor/tests/test_speed.py::test_ranks_together[one-waits]": [

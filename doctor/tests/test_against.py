@@ -44,7 +44,7 @@ ALIKE = {
     "padded, and the loss times the number of ranks", "BatchNorm, and the loss times ranks",
     "a schedule that is stepped for each rank", "a drawn view",
     "another limit of the norm, by a norm of one's own", "another loss, beside times",
-    "half of the weights, in a pickle",  # as from memory; test_looked.py reads one
+    "half of the weights, in a pickle",  # as from memory; test_tensors.py reads one
     "what rank 0 has of them, from memory",
     "an average on rank 0 that rank 1 forgets", "the accuracy of rank 0's share, in a bar",
     "a batch that is not divided", "fewer epochs", "the sum of losses", "clipping before averaging",

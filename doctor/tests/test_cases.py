@@ -62,6 +62,12 @@ def test_case(name: str, crew: Crew, tmp_path: Path, show: Callable) -> None:
         if language == "en":
             show(name, [found for found in report.findings if found.id == case.finding][:1])
 
+
+@pytest.mark.right
+@pytest.mark.parametrize("name", RUNS)
+def test_mended(name: str, crew: Crew, tmp_path: Path) -> None:
+    if OLDEST and name == "lightly_barlow":
+        pytest.skip("no gradient comes through torch 2.6's functional all_reduce")
     report = seen(crew, name, tmp_path / "mended", "--mended")["en"]
     assert [found for found in report.findings if found.severity != "note"] == []
     if name not in LAUNCHED:

@@ -17,11 +17,10 @@ from types import SimpleNamespace
 from zipfile import ZipFile
 
 import faults
-import programs
 import pytest
 import torch
 from crew import Crew
-from examined import assert_all_ran, contract, examined_text, record, shown
+from examined import contract, examined_text, record, shown
 from harness import (
     CHAPTERS,
     HOROVOD,
@@ -37,7 +36,7 @@ from harness import (
 )
 from probes_lost import EVERY
 from slurm import skip_without_slurm
-from tiers import but, table
+from tiers import table
 from torch.utils.data import BatchSampler, DataLoader
 from warm import torchrun_environments
 
@@ -50,33 +49,6 @@ from ddp_doctor.ranks import Pass, Rank, ranks_of
 from ddp_doctor.recorder.contents import contents, fingerprint
 from ddp_doctor.recorder.data import is_of_accelerate
 from ddp_doctor.report import LANGUAGES, Report, explain, read_words
-
-
-def test_nothing_in_a_right_script(crew: Crew, tmp_path: Path) -> None:
-    report = examined_text(crew, faults.RIGHT.read_text(), tmp_path)["en"]
-    assert report.findings == []
-    assert report.not_checked.keys() == {"clipped"}  # it does not clip
-    assert_all_ran(tmp_path, report)
-
-
-def test_a_mean_of_means(crew: Crew, tmp_path: Path) -> None:
-    """What ranks add up tells nothing of the samples: a loss of training may be added up there."""
-    reduced = "    dist.all_reduce(totals)\n"
-    words = (reduced, "    totals /= totals[1].clone()\n" + reduced)
-    text = faults.changed(faults.RIGHT.read_text(), words)
-    report = examined_text(crew, text, tmp_path)["en"]
-    assert report.findings == []
-    assert "--against" in report.not_checked["wrong_evaluation"]
-
-
-def test_a_rate_that_the_script_sets(crew: Crew, tmp_path: Path) -> None:
-    """Nobody knows how long its schedule is."""
-    by_hand = "    optimizer.param_groups[0]['lr'] *= 0.5\n"
-    words = ("    scheduler.step(totals[0] / totals[1])\n", by_hand)
-    text = faults.changed(faults.RIGHT.read_text(), words)
-    report = examined_text(crew, text, tmp_path)["en"]
-    assert report.findings == [] and report.not_checked.keys() == {"clipped", "schedule"}
-
 
 WRAPPER = """class Wrapper(torch.optim.Optimizer):
     def __init__(self, optimizer):
@@ -161,33 +133,6 @@ def test_advice_fits(script: Path, words: tuple, name: str, crew: Crew, tmp_path
     model or of a gradient: the usual advice of the finding would not help."""
     report = examined_text(crew, faults.changed(script.read_text(), words), tmp_path)["en"]
     assert name in [found.name for found in report.findings], report.findings
-
-
-# What others are like: a sampler, an order, an average.
-ALIKE = {
-    "drawn with replacement", "one batch an epoch", "drawn by hand", "a sweep", "length buckets",
-    "a list of batches for all epochs", "sampler written as a list", "stopped together",
-    "a log of all ranks", "a buffer beside the model",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "what", but(programs.RIGHT, ALIKE), ids=lambda what: what.replace(" ", "-")
-)
-def test_no_false_alarm(what: str, crew: Crew, tmp_path: Path) -> None:
-    text = faults.changed(faults.RIGHT.read_text(), programs.RIGHT[what])
-    report = examined_text(crew, text, tmp_path)["en"]
-    sweep = what.startswith("a sweep")
-    assert [found for found in report.findings if found.severity != "note" or not sweep] == []
-    assert_all_ran(tmp_path, report)
-
-
-@pytest.mark.parametrize("what", programs.FAULTY, ids=lambda what: what.replace(" ", "-"))
-def test_is_not_hidden(what: str, crew: Crew, tmp_path: Path) -> None:
-    words, finding = programs.FAULTY[what]
-    text = faults.changed(faults.RIGHT.read_text(), words)
-    report = examined_text(crew, text, tmp_path)["en"]
-    assert finding in {found.id for found in report.findings if found.severity != "note"}
 
 
 ON_THREE = ["same_samples", "overlapping_samples", "unequal_steps:epochs", "no_averaging"]
@@ -575,6 +520,7 @@ def test_horovodrun(chapter: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
+@pytest.mark.right
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_chapters(chapter: str, tmp_path: Path) -> None:
     """Two epochs, an evaluation and a resume of each chapter."""

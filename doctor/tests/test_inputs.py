@@ -1,4 +1,5 @@
-"""Scripts without a DataLoader: what models are given stands for the samples."""
+"""Scripts without a DataLoader, compared: what models are given stands for the samples. Rows of one
+run are in programs.py."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,16 @@ import faults
 import pytest
 import torch
 from crew import Crew
-from examined import assert_all_ran, examined_text
+from programs import (
+    BY_ALL_REDUCE,
+    DRAWN_BATCH,
+    FULL_BATCH,
+    NOISY_ROWS,
+    OF_RANK,
+    OWN_BATCH,
+    ROWS,
+    WITHOUT_LOADER,
+)
 from test_against import compared
 from tiers import but
 from torch import nn
@@ -15,92 +25,25 @@ from torch import nn
 from ddp_doctor.against.inputs import common
 from ddp_doctor.recorder.inputs import rows_of, tensors_of
 
-BASE = """\
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo")
-rank, world_size = dist.get_rank(), dist.get_world_size()
-points = torch.randn(96, 8, generator=torch.Generator().manual_seed(1))
-targets = points.argmax(1) // 2
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.0), nn.Linear(16, 4))
-ddp = DistributedDataParallel(model) if world_size > 1 else model
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-torch.manual_seed(rank)
-
-for epoch in range(2):
-    order = torch.randperm(96, generator=torch.Generator().manual_seed(epoch))
-    for start in range(0, 96, 16):
-        batch = order[start:][:16][rank::world_size]
-        rows = points[batch]
-        loss = nn.functional.cross_entropy(ddp(rows), targets[batch])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-dist.destroy_process_group()
-"""
-SHARE = "[rank::world_size]"
-ROWS = "        rows = points[batch]\n"
-BATCH = "        batch = order[start:][:16][rank::world_size]\n"
-DRAWN = "        batch = torch.randint(96, (16 // world_size,))\n"
-SHARED = "        batch = torch.randint(96, (16,))[rank::world_size]\n"
-NOISE = ROWS + "        rows = rows + 0.1 * torch.randn(rows.shape)\n"
 ORDER = "torch.randperm(96, generator=torch.Generator().manual_seed(epoch))"
 SHUFFLED = "torch.tensor(__import__('random').Random(epoch).sample(range(96), 96))"
-ONE_SEED = ("torch.manual_seed(rank)", "torch.manual_seed(7)")
-WHOLE = (BATCH, "        batch = torch.arange(96)\n")
-AVERAGED = (
-    "DistributedDataParallel(model) if world_size > 1 else model", "model",
-    "        optimizer.step()\n",
-    "        for p in model.parameters():\n            dist.all_reduce(p.grad)\n"
-    "            p.grad /= world_size\n        optimizer.step()\n",
-)  # fmt: skip
-TEXTS = """\
-class Named(nn.Sequential):
-    def forward(self, rows, names):
-        return super().forward(rows)
-
-
-dist.init_process_group("""
 SEEDED_BEFORE = (
     "torch.manual_seed(rank)\n", "", "optimizer = ", "torch.manual_seed(rank)\noptimizer = ",
 )  # fmt: skip
 COMPILED = "model\nddp = torch.compile(ddp, backend='eager')\n"
-# What one run of two ranks shows: a finding, or the reasons why nothing is said.
-ONE_RUN = {
-    "shares": ((), "checked"),
-    "the share of rank 0": ((SHARE, "[::world_size]"), "same_samples"),
-    "no shares": ((SHARE, ""), "same_samples"),
-    "no shares, and dropout": ((SHARE, "", "Dropout(0.0)", "Dropout(0.5)"), "same_samples"),
-    "no shares, averaged by hand": ((SHARE, "", *AVERAGED), "same_samples"),
-    "shares, averaged by hand": (AVERAGED, "checked"),
-    "a full batch": (WHOLE, "checked"),
-    "one latent": ((ROWS, "        rows = torch.ones(8, 8)\n"), "checked"),
-    "noise of one seed": ((*WHOLE, ROWS, NOISE, *ONE_SEED), "rows"),
-    "batches drawn by one seed": ((BATCH, DRAWN, *ONE_SEED), "rows"),
-    "batches drawn by each rank": ((BATCH, DRAWN), "checked"),
-    "shares of what all draw": ((BATCH, SHARED, *ONE_SEED), "checked"),
-    "texts beside equal rows": (
-        (SHARE, "", "dist.init_process_group(", TEXTS, "nn.Sequential(nn.Linear", "Named(nn.Linear",
-         "ddp(rows)", "ddp(rows, [f'{rank}'])"), "loader"),
-    "a model of each rank's own": (
-        (SHARE, "", AVERAGED[0], AVERAGED[1], "lr=0.1", "lr=0.1 + 0.1 * rank"), "note"),
-}  # fmt: skip
 # What the comparison of one process with two says first; and with which parts taken out.
 TWO_RUNS = {
     "shares": ((), "", ""),
-    "shares, averaged by hand": (AVERAGED, "", ""),
-    "shares in another order": ((SHARE, "[rank::world_size].flip(0)"), "", ""),
-    "the share of rank 0": ((SHARE, "[::world_size]"), "", "rows:twice"),
-    "no shares": ((SHARE, ""), "", "rows:twice"),
-    "shares that overlap": ((SHARE, "[5 * rank :][: 16 // world_size]"), "", "rows:twice"),
-    "shares that leave rows out": ((SHARE, "[rank :: 2 * world_size - 1]"), "", "batch"),
-    "shares of another batch": ((SHARE, "[rank::world_size].add(rank).remainder(96)"), "", "rows"),
-    "a full batch": (WHOLE, "", ""),
-    "parts of a full batch": ((*WHOLE, "arange(96)", f"arange(96){SHARE}"), "", ""),
+    "shares, averaged by hand": (BY_ALL_REDUCE, "", ""),
+    "shares in another order": ((OF_RANK, "[rank::world_size].flip(0)"), "", ""),
+    "the share of rank 0": ((OF_RANK, "[::world_size]"), "", "rows:twice"),
+    "no shares": ((OF_RANK, ""), "", "rows:twice"),
+    "shares that overlap": ((OF_RANK, "[5 * rank :][: 16 // world_size]"), "", "rows:twice"),
+    "shares that leave rows out": ((OF_RANK, "[rank :: 2 * world_size - 1]"), "", "batch"),
+    "shares of another batch": (
+        (OF_RANK, "[rank::world_size].add(rank).remainder(96)"), "", "rows"),
+    "a full batch": (FULL_BATCH, "", ""),
+    "parts of a full batch": ((*FULL_BATCH, "arange(96)", f"arange(96){OF_RANK}"), "", ""),
     "the loss times ranks": (("targets[batch])", "targets[batch]) * world_size"), "",
                              "gradients:processes"),
     "another seed": (("manual_seed(epoch)", "manual_seed(epoch + world_size)"), "", "rows:drawn"),
@@ -108,19 +51,19 @@ TWO_RUNS = {
         (ORDER, SHUFFLED.replace("epoch", "epoch + world_size")), "", "rows:order"),
     "another second epoch": (
         (ORDER, SHUFFLED.replace("epoch", "epoch * world_size")), "", "rows"),
-    "noise": ((ROWS, NOISE), "", "rows:drawn"),
-    "noise that belongs to samples": ((ROWS, NOISE, *SEEDED_BEFORE), "draws", ""),
-    "batches that are drawn": ((BATCH, DRAWN), "", "rows:drawn"),
-    "batches drawn for samples": ((BATCH, DRAWN, *SEEDED_BEFORE), "draws", ""),
+    "noise": ((ROWS, NOISY_ROWS), "", "rows:drawn"),
+    "noise that belongs to samples": ((ROWS, NOISY_ROWS, *SEEDED_BEFORE), "draws", ""),
+    "batches that are drawn": ((OWN_BATCH, DRAWN_BATCH), "", "rows:drawn"),
+    "batches drawn for samples": ((OWN_BATCH, DRAWN_BATCH, *SEEDED_BEFORE), "draws", ""),
     "dropout, and the share of rank 0": (
-        (SHARE, "[::world_size]", "Dropout(0.0)", "Dropout(0.5)"), "dropout,draws", "rows:twice"),
+        (OF_RANK, "[::world_size]", "Dropout(0.0)", "Dropout(0.5)"), "dropout,draws", "rows:twice"),
     "numpy's batches, drawn by each rank": (
         ("        batch = order[start:][:16][rank::world_size]\n",
          "        batch = np.random.choice(96, 16 // world_size)\n",
          "import torch\n", "import numpy as np\nimport torch\n",
          "torch.manual_seed(rank)", "np.random.seed(rank)"), "draws", "rows:drawn"),
     "shares of another batch, without draws": (
-        (SHARE, "[rank::world_size].add(rank).remainder(96)"), "draws", "rows"),
+        (OF_RANK, "[rank::world_size].add(rank).remainder(96)"), "draws", "rows"),
     "compiled with DDP": (("else model\n", f"else {COMPILED}"), "", "samples:unknown"),
     "compiled on one process": (
         ("else model\n", "else torch.compile(model, backend='eager', fullgraph=True)\n"), "", ""),
@@ -152,30 +95,6 @@ def crew() -> Iterator[Crew]:
         yield members
 
 
-ALIKE_ONE = {
-    "no shares, and dropout", "no shares, averaged by hand", "one latent",
-    "shares, averaged by hand", "batches drawn by each rank", "noise of one seed",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", but(ONE_RUN, ALIKE_ONE), ids=lambda kind: kind.replace(" ", "-"))
-def test_one_run(kind: str, crew: Crew, tmp_path: Path) -> None:
-    words, wanted = ONE_RUN[kind]
-    reports = examined_text(crew, faults.changed(BASE, words), tmp_path)
-    assert_all_ran(tmp_path, reports["en"])
-    for report in reports.values():
-        found = [one for one in report.findings if one.id == "same_samples"]
-        assert [one.name for one in found] == ["same_samples:rows"] * (
-            wanted in ("same_samples", "note")
-        )
-        assert all((one.severity == "note") == (wanted == "note") for one in found)
-        if not found:
-            why = report.not_checked.get("same_samples")
-            assert why == (report.say(wanted) if wanted != "checked" else None)
-        if kind == "shares of what all draw":
-            assert report.not_checked["equal_randomness"] == report.say("shares")
-
-
 ALIKE = {
     "padded to the longest", "batches drawn for samples", "shares of another batch, without draws",
     "parts of a full batch", "dropout, and the share of rank 0", "shares that leave rows out",
@@ -187,7 +106,7 @@ ALIKE = {
 @pytest.mark.parametrize("kind", but(TWO_RUNS, ALIKE), ids=lambda kind: kind.replace(" ", "-"))
 def test_two_runs(kind: str, crew: Crew, tmp_path: Path) -> None:
     words, without, name = TWO_RUNS[kind]
-    text = faults.changed(BASE, words)
+    text = faults.changed(WITHOUT_LOADER, words)
     for comparison in compared(crew, text, tmp_path, without=without).values():
         first = next((seen.name for seen in comparison.seen if seen.kind != "same"), "")
         assert first == name, comparison.text()

@@ -356,6 +356,7 @@ def by_severity(report: Report) -> tuple[set[str], set[str]]:
     return {found.id for found in report.findings} - notes, notes
 
 
+@pytest.mark.right
 @pytest.mark.parametrize("name", table(RIGHT, {*CORE, *CHECKED} - WRONG.keys()))
 def test_nothing_to_say(name: str, crew: Crew, tmp_path: Path) -> None:
     report = report_on(name, crew, tmp_path)
@@ -387,6 +388,7 @@ SEEDED = [path.stem for path in FOLDER.glob("*.py") if re.search(SEED, path.read
 
 
 @pytest.mark.proof
+@pytest.mark.right
 @pytest.mark.parametrize("name", SEEDED)
 def test_one_seed(name: str, crew: Crew, tmp_path: Path) -> None:
     """Parts of a model that begin alike on all ranks are still its parts."""

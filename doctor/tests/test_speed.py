@@ -799,7 +799,7 @@ def test_twice_as_fast(crew: Crew, tmp_path: Path) -> None:
     assert float(re.search(r"are ([\d.]+) times", said)[1]) == pytest.approx(2, abs=0.02), said
 
 
-HEAD = f"import sys\n\nsys.path.insert(0, {str(ROOT / 'tests/support')!r})\n"
+HEAD = f"import sys\n\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
 BY_CLOCK = """\
 import rank_clock
 import torch

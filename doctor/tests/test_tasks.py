@@ -84,6 +84,7 @@ def plain_crew() -> Iterator[Crew]:
 
 
 @pytest.mark.proof
+@pytest.mark.right
 @pytest.mark.parametrize("script", [*(f"{task}/multi.py" for task in TASKS), SHARDED])
 def test_nothing_to_say(script: str, plain_crew: Crew, tmp_path: Path) -> None:
     report = examined(plain_crew, FOLDER / script, tmp_path)["en"]

@@ -35,6 +35,7 @@ from harness import (
     LAUNCHED_BY_TORCHRUN,
     SLURM,
     events,
+    flags_of,
     launch,
     load_chapter,
     load_state,
@@ -508,7 +509,15 @@ DISAGREE = {
     "--epochs": ("--synthetic 8", "--synthetic 8 --epochs 2"),
     "--arch": ("--synthetic 8", "--synthetic 8 --arch resnet18"),
     "--lr": ("--synthetic 8 --lr 0.1", "--synthetic 8 --lr 0.2"),
+    "--sync-bn": ("--synthetic 8", "--synthetic 8 --sync-bn"),
+    "--compile": ("--synthetic 8", "--synthetic 8 --compile"),
+    "--evaluate": (
+        f"{AS_SAVED} --resume run/checkpoint.pt",
+        f"{AS_SAVED} --resume run/checkpoint.pt --evaluate",
+    ),
 }
+# By machine; and with --pretrained a rank refuses other classes before it asks the others.
+MAY_DIFFER = "--data --workers --output-dir --resume --pretrained"
 # By functions that are not 02's.
 CARRIED = ("--lr", "checkpoint")
 ELSEWHERE = [(chapter, what) for chapter in RANKED if chapter != HUB for what in CARRIED]
@@ -521,6 +530,12 @@ def renamed(folder: Path) -> None:
         (folder / "other_names" / split / "b").rename(folder / "other_names" / split / "c")
     shutil.copytree(folder / "good", folder / "more_to_evaluate")
     shutil.copy(folder / "good/val/a/0.png", folder / "more_to_evaluate/val/a/1.png")
+
+
+def test_flags_in_which_ranks_may_differ() -> None:
+    """Or a new flag might, unseen."""
+    flags = {what for what in DISAGREE if what.startswith("--")}
+    assert flags | {*MAY_DIFFER.split()} == {*flags_of(HUB)}
 
 
 @pytest.mark.parametrize(

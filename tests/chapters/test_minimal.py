@@ -55,6 +55,7 @@ def test_every_minimal_is_here() -> None:
     assert DIFFERS.keys() == {*CHAPTERS, SINGLE}
 
 
+@pytest.mark.text
 @pytest.mark.parametrize("chapter", DIFFERS)
 def test_chain(chapter: str) -> None:
     """Training is in all the same, to the letter and in 02's order; what is around it is the same,
@@ -64,6 +65,7 @@ def test_chain(chapter: str) -> None:
     assert {row for row in ROWS if of_row(chapter, row) != of_row(HUB, row)} == DIFFERS[chapter]
 
 
+@pytest.mark.text
 @pytest.mark.parametrize("chapter", DIFFERS)
 def test_comments(chapter: str) -> None:
     """A line that is 02's has 02's comment, or a diff would show it; but for those named here."""

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from every_session import part_of
 from harness import ROOT
 from mutate import Mutation, Table
 from mutations import PATCHES, TASKS
@@ -25,13 +24,6 @@ TABLE = Table("tests/mutations/mutations.py", PATCHES, files_of)
 
 def test_every_patch_still_fits() -> None:
     TABLE.assert_fits()
-
-
-def test_a_part_that_is_none() -> None:
-    assert part_of("3/10") == (3, 10)
-    for text in ("3", "0/10", "11/10", "a tenth", ""):
-        with pytest.raises(pytest.UsageError, match="which of how many, such as 3/10"):
-            part_of(text)
 
 
 def test_touched() -> None:

@@ -69,19 +69,6 @@ def other(a: int) -> int:
 '''
 
 
-@pytest.mark.parametrize(
-    ("selector", "texts", "first", "last"),
-    [
-        ("Box", [], 8, 20),
-        ("Box.open", ["for n in"], 15, 19),
-        ("Box.open", ["first = 1", "..", "in the loop"], 14, 19),
-        ("-", ["import os", "..", "LIMIT ="], 5, 7),
-    ],
-)
-def test_part(selector: str, texts: list[str], first: int, last: int) -> None:
-    assert Source("a/main.py", SAMPLE).part(selector, texts) == range(first, last + 1)
-
-
 def test_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines with their numbers, marked where the text is about them, or where they are there only
     because training is distributed."""
@@ -92,23 +79,6 @@ def test_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines == [("", "15"), ("hll dist", "16"), ("", "17"), ("hll", "18"), ("", "19")]
     assert f"{REPO}/blob/main/a/main.py#L15-L19" in page
     assert "<p>before</p>" in page and "<p>after</p>" in page and "code Box" not in page
-
-
-@pytest.mark.parametrize(
-    ("path", "title", "says"),
-    [
-        ("02_distributed/mian.py", "code main", "beside it: 02_distributed/main.py"),
-        (HUB, "code mian", "defines no mian; there are: "),
-        (HUB, "code main 'nowhere'", "'nowhere' must be in one line of main of"),
-        (HUB, "code lr_factor hl=gone", "hl='gone' is in none of lines"),
-        ("docs/assets/results/scaling.en.md", "table", "is not there yet: make pages"),
-    ],
-)
-def test_code_that_is_not_there(path: str, title: str, says: str) -> None:
-    line = f'[`{path}`](../../{path} "{title}")'
-    with pytest.raises(SiteError, match=re.escape(says)) as error:
-        render(f"text\n\n{line}\n", page="en/page.md")
-    assert str(error.value).startswith(line)
 
 
 def test_a_block_that_is_never_closed() -> None:
@@ -223,31 +193,9 @@ def test_twins_that_do_not_match(tmp_path: Path, old: str, new: str, says: str) 
     assert says in "\n".join(twins(tmp_path, zh, en.replace(old, new)))
 
 
-def test_twin_that_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "zh").mkdir()
-    (tmp_path / "zh/more.md").write_text('# T <a id="t"></a>')
-    assert check_twins.problems(tmp_path) == ["more.md: only in zh"]
-
-
 def test_pages_are_whole() -> None:
     """What their links stand for is in them, as it is today. After a change: make pages."""
     assert [str(path) for path in pages.stale()] == [], "run make pages"
-
-
-def test_a_page_that_is_no_longer_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its fence was changed by hand, or the code has changed; what it needs may be gone."""
-    name = "en/chapters/02_distributed.md"
-    text = (DOCS / name).read_text("utf-8")
-    other = text.replace("+        sampler.set_epoch(epoch)", "+        pass")
-    assert other != text and pages.whole(other, name) == text
-    longer = Source(
-        HUB, read(HUB).text.replace("cudnn.benchmark = True", "cudnn.benchmark = False")
-    )
-    monkeypatch.setattr(pages, "read", lambda path: longer if path == HUB else read(path))
-    assert pages.whole(text, name).count("cudnn.benchmark = False\n") == 1
-    with pytest.raises(SiteError, match="scaling.en.md has no part gone"):
-        line = "[`scaling.en.md`](../assets/results/scaling.en.md 'table gone')"
-        pages.whole(line, "en/performance.md")
 
 
 def test_pages_match() -> None:
@@ -271,12 +219,6 @@ def test_old_addresses() -> None:
 
 
 def test_chinese_words() -> None:
-    assert check_twins.wrong_words("一个缓冲区，损失 14 %，`钩子`") == [
-        "line 1: 缓冲区: write buffer",
-        "line 1: 损失: write loss",
-        "line 1: 4 %: write 1%",
-    ]
-    assert check_twins.wrong_words("buffer（缓冲区），损失函数，梯度检查点\n```\n屏障\n```") == []
     for file in (
         *(ROOT / "doctor/ddp_doctor/words").glob("*zh.*"),
         *DOCS.glob("examples/**/*.zh.json"),
@@ -367,6 +309,8 @@ def test_rules_name_what_is_there() -> None:
     for file, name in tests:
         [path] = [*(ROOT / "tests").rglob(file), *(ROOT / "doctor/tests").rglob(file)]
         assert f"def {name}(" in path.read_text("utf-8"), (file, name)
+    shown = re.search("```python\n(.*?)```", (ROOT / "tests/README.md").read_text(), re.S)[1]
+    assert shown in (ROOT / "tests/chapters/test_resume.py").read_text()
     gone = [path for path in paths if not (ROOT / path).exists()]
     assert gone == ["doctor/ddp_doctor/checks/SUBJECT.py"]
 
