@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from harness import (
+    FSDP,
     PATIENCE,
     ROOT,
     SLURM,
@@ -23,6 +24,7 @@ from harness import (
     events,
     finish,
     load_state,
+    rows,
     run,
     start,
 )
@@ -40,8 +42,9 @@ TRAINING = [str(word) for word in [*ARGV, "--lr", HIGH_RATE, "--print-freq", 1]]
 # A user's shell: the environment's python and torchrun.
 PATH = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
 
-# Stands for a chapter's main.py, with the tiny model. With WAITS in its environment the first start
-# of a job waits after 5 steps, on all ranks, until it is told to stop.
+# Stands for a chapter's main.py, with the tiny model. With "5 3" as WAITS in its environment the
+# first start of a job waits after 5 steps, on all ranks, until it is told to stop; the next one
+# after 3.
 STAND_IN = """
 import os, sys, time
 from pathlib import Path
@@ -54,17 +57,18 @@ from with_tiny_model import tiny_float64
 chapter, steps = load_chapter(CHAPTER), 0
 chapter.build_model, batches = tiny_float64, chapter.batches
 here = Path(__file__).absolute().parents[1]
-waits = "WAITS" in os.environ and "SLURM_RESTART_COUNT" not in os.environ
+number = os.environ.get("SLURM_RESTART_COUNT", "0")
+waits = dict(zip("01", os.environ.get("WAITS", "").split())).get(number)
 
 
 def counting(*given):
     global steps
     for batch in batches(*given):
-        if not torch.is_inference_mode_enabled():
+        if torch.is_grad_enabled():
             rank = int(os.environ["RANK"])
             (here / f"host.{rank}").write_text(os.uname().nodename)
-            if waits and steps == 5:
-                (here / f"waits.{rank}").touch()
+            if str(steps) == waits:
+                (here / f"waits.{number}.{rank}").touch()
                 deadline = time.monotonic() + 500
                 while not chapter.ASKED_TO_STOP:
                     assert time.monotonic() < deadline, "nobody has asked this rank to stop"
@@ -74,7 +78,6 @@ def counting(*given):
 
 
 chapter.batches = counting
-chapter.STOP_EVERY = 1
 if __name__ == "__main__":
     chapter.main()
 """
@@ -93,7 +96,7 @@ def folder(tmp_path: Path) -> Callable[[str], Path]:
 
     def make(name: str) -> Path:
         here = tmp_path / name
-        for chapter in (HUB, SLURM):
+        for chapter in (HUB, SLURM, FSDP):
             (here / chapter).mkdir(parents=True)
             script = STAND_IN.replace("SUPPORT", repr(str(ROOT / "tests/support")))
             (here / chapter / "main.py").write_text(script.replace("CHAPTER", repr(chapter)))
@@ -114,10 +117,12 @@ def until(
 class Job:
     """A submitted sbatch file, and the folder in which it runs."""
 
-    def __init__(self, slurm: MiniSlurm, here: Path, script: Path, ask: str) -> None:
+    def __init__(
+        self, slurm: MiniSlurm, here: Path, script: Path, ask: str, *env: str, waits: str = "5"
+    ) -> None:
         self.slurm, self.here = slurm, here
         # Without the mark of the test: the job lives longer than the sbatch that started it.
-        user = ["env", "-u", "LAUNCHED_BY_TEST", PATH, "WAITS=1"]
+        user = ["env", "-u", "LAUNCHED_BY_TEST", PATH, f"WAITS={waits}", *env]
         sbatch = ["sbatch", "--parsable", *ask.split(), script, *TRAINING]
         self.id = slurm.checked(*user, *sbatch, cwd=here).strip()
         self.run_dir = here / f"runs/imagenet-{self.id}"
@@ -132,12 +137,12 @@ class Job:
         text = self.slurm.checked("scontrol", "show", "job", "--oneliner", self.id)
         return dict(re.findall(r"(\S+?)=(\S*)", text))
 
-    def until_waiting(self) -> None:
+    def until_waiting(self, start: int = 0) -> None:
         """Until both ranks have come to where they wait."""
 
         def there() -> bool:
             assert self.now()["JobState"] not in ("FAILED", "COMPLETED"), str(self)
-            return all((self.here / f"waits.{rank}").exists() for rank in (0, 1))
+            return all((self.here / f"waits.{start}.{rank}").exists() for rank in (0, 1))
 
         until(there, lambda: f"a job did not come so far\n{self}")
 
@@ -160,10 +165,10 @@ def test_a_task_that_starts_its_processes(slurm: MiniSlurm, folder: Callable[[st
     """srun hands a signal on to its task and to the two processes that it has started."""
     here = folder("spawn")
     command = ["srun", "--ntasks", 1, "python", "06_slurm/main.py", *TRAINING, "--output-dir", here]
-    user = ["env", PATH, "WAITS=1"]
+    user = ["env", PATH, "WAITS=5"]
     process = start(slurm.user(*user, *command, "--procs-per-task", 2), here)
     until(
-        lambda: all((here / f"waits.{rank}").exists() for rank in (0, 1)) or process.poll(),
+        lambda: all((here / f"waits.0.{rank}").exists() for rank in (0, 1)) or process.poll(),
         lambda: "the ranks did not come so far",
     )
     process.send_signal(signal.SIGUSR1)
@@ -217,6 +222,40 @@ def test_a_job_that_is_interrupted(
         assert hosts == ["n1", "n2"]
         logs = [(job.run_dir / f"rank{rank}.log").read_text() for rank in (0, 1)]
         assert [log.count("start  epoch ") for log in logs] == [2, 0]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("chapter", [HUB, FSDP])
+@SCRIPTS
+def test_one_job_from_end_to_end(
+    script: Path, chapter: str, slurm: MiniSlurm, folder: Callable[[str], Path]
+) -> None:
+    """Another chapter by the same files: stopped and requeued, cancelled while it goes on, resumed
+    by another job on one rank, evaluated. No step is trained twice, and none is lost."""
+    main = f"{chapter}/main.py"
+    job = Job(slurm, folder("job"), script, A_RANK_ON_EACH_NODE, f"MAIN={main}", waits="5 3")
+    job.until_waiting()
+    slurm.checked("scancel", "--signal=USR1", job.id)
+    job.until_waiting(start=1)
+    slurm.checked("scancel", job.id)  # SIGTERM to all, and 30 seconds
+    job.assert_ended("CANCELLED", restarts=1)
+    assert events(job.run_dir)[-1]["event"] == "stopped", str(job)
+
+    one = A_RANK_ON_EACH_NODE.replace("--nodes 2", "--nodes 1")
+    run_dir = f"RUN_DIR={job.run_dir.relative_to(job.here)}"
+    (job.here / f"imagenet-{job.id}.log").unlink()
+    last = Job(slurm, job.here, script, one, f"MAIN={main}", run_dir, waits="")
+    last.assert_ended("COMPLETED", restarts=0)
+    assert_one_run(job.run_dir, [2, 2, 1], [0, 6, 10])
+
+    evaluate = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", main]
+    evaluate += [*TRAINING, "--evaluate", "--resume", job.run_dir / "checkpoint.pt"]
+    result = run([*evaluate, "--output-dir", "evaluated"], job.here)
+    assert result.returncode == 0, result.output
+    (found,) = rows(job.here / "evaluated", "eval", "evaluate.jsonl")
+    logged = rows(job.run_dir, "eval")[-1]
+    assert [found[name] for name in ("acc1", "images")] == [logged["acc1"], logged["images"]]
+    assert found["loss"] == pytest.approx(logged["loss"], rel=1e-12)
 
 
 # -------------------------------------------------------------------------------------- the files
