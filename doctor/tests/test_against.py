@@ -178,6 +178,7 @@ def test_names_where_runs_part(kind: str, crew: Crew, tmp_path: Path) -> None:
         print(comparison.text())
         first = next(seen for seen in comparison.seen if seen.kind not in ("same", "note"))
         assert first.name == name, comparison.text()
+        assert sum(seen.kind == "differs" for seen in comparison.seen) <= 1, comparison.text()
         assert "steps of 0" not in comparison.text()
         wanted = {"differs": 1, "cause": 0}.get(first.kind, 3)
         assert comparison.status() == wanted

@@ -8,6 +8,7 @@ what was saved and what was printed. The first difference ends the comparison of
 import math
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from statistics import median
 
@@ -59,6 +60,10 @@ class Seen:
     values: dict = field(default_factory=dict)
 
 
+class Parted(Exception):
+    """What comes next hangs on this difference, and is not compared."""
+
+
 def singular(text: str) -> str:
     """Of one step, tensor or sample, and of a range that is one number. What a script has printed
     stands below, and stays as it is."""
@@ -92,9 +97,16 @@ class Comparison:
         texts = [line.format(**values) for line in self.report.lines(f"against:{which}")[:2]]
         texts = [singular(text) for text in texts]
         self.seen.append(Seen(kind, which, *texts, step=step, values=values))
+        if kind == "differs" or which in ENDS:
+            raise Parted
 
     def parted(self) -> bool:
         return any(seen.kind == "differs" or seen.name in ENDS for seen in self.seen)
+
+    def stop(self, kind: str, which: str, step: int | None = None, /, **values: object) -> None:
+        """Nobody can compare numbers after it."""
+        self.numbers = False
+        self.say(kind, which, step, **values)
 
     def status(self) -> int:
         kinds = {seen.kind for seen in self.seen}
@@ -127,14 +139,13 @@ class Comparison:
             self.say("skipped", "no_steps")
             return
         self.find_trouble()
-        self.compare_models()
-        if not self.parted():
+        with suppress(Parted):
+            self.compare_models()
             self.compare_steps()
-        if not self.parted():
             self.compare_epochs()
-        if not self.parted():
             self.compare_saved()
-        self.compare_printed()
+        with suppress(Parted):
+            self.compare_printed()
         self.compare_left()
         if self.report.broken:
             self.say("skipped", "broken", self.two.steps())
@@ -175,28 +186,20 @@ class Comparison:
             ("names", not all(run.figures("weights", 0, 1) for run in self.runs)),
         ):
             if found:
-                self.numbers = False
-                self.say("skipped", f"numbers:{why}")
-                return
+                return self.stop("skipped", f"numbers:{why}")
         mine, theirs = self.figures_of("weights", 0, 1)
         if mine.keys() != theirs.keys():
             name = sorted(mine.keys() ^ theirs.keys())[0]
-            counts = {"mine": len(mine), "theirs": len(theirs)}
-            self.say("differs", "parameters", name=name, **counts)
-            return
+            self.say("differs", "parameters", name=name, mine=len(mine), theirs=len(theirs))
 
         least = 1e-6 if self.one.sharded or self.two.sharded else 0.0  # norms of parts are added up
         other = [name for name in mine if apart(mine[name], theirs[name]) > least]
         nameless = all(name.startswith(NAMELESS) for name in other)  # a part of one, say
         drawn = self.left_out or any(run.exchange for run in self.runs)
         if (other and (nameless or drawn)) or not mine:
-            self.numbers = False
-            self.say("skipped", "numbers:names" if nameless else "numbers:together")
-            return
+            return self.stop("skipped", "numbers:names" if nameless else "numbers:together")
         if other and not self.resumed(theirs):
             self.say("differs", "start", count=len(other), all=len(mine), names=few(other))
-        if self.parted():
-            return
         if self.left_out:
             names = listed(sorted(self.left_out))
             self.say("skipped", "numbers:parts", count=len(self.left_out), names=names)
@@ -253,7 +256,7 @@ class Comparison:
         for name in mine.keys() & theirs.keys():
             for key in sorted(mine[name].keys() | theirs[name].keys()):
                 values = {"mine": mine[name].get(key), "theirs": theirs[name].get(key)}
-                if values["mine"] != values["theirs"] and not self.parted():
+                if values["mine"] != values["theirs"]:
                     self.say("differs", "options", key=key, name=name, **values)
 
     # ---- step by step ----
@@ -272,24 +275,16 @@ class Comparison:
             counts = [len(rank.steps) for rank in run.everyone]
             unequal = max(counts) - min(counts) > (0 if run.ended() else 2)
             joined = any(rank.events["join"] for rank in run.everyone)  # one that has ended waits
-            if unequal and not joined and self.numbers and not self.parted():
+            if unequal and not joined and self.numbers:
                 self.say("differs", "skipped", run=run.label, steps=listed(counts))
-        if self.parted():
-            return
         for n in range(1, steps + 1):
             self.compare_weights(n)
-            if samples and not self.parted():
-                samples = self.compare_samples(n)
-            if samples and not self.parted():
+            samples = samples and self.compare_samples(n)
+            if samples:
                 self.compare_counts(n)
-            if self.inputs and not self.parted():
-                self.inputs = self.compare_inputs(n)
-            if not self.parted():
-                self.compare_rates(n)
-            if not self.parted():
-                self.compare_gradients(n)
-            if self.parted():
-                return
+            self.inputs = self.inputs and self.compare_inputs(n)
+            self.compare_rates(n)
+            self.compare_gradients(n)
         self.compare_weights(steps + 1, over=True)
         self.compare_fixed()
         if samples:
@@ -325,7 +320,6 @@ class Comparison:
         if n == 1 and (earlier := self.batches[0].earlier(b)):
             after = self.one.begun + 1
             self.say("differs", "samples:resumed", n, earlier=earlier, after=after, **values)
-            return False
         again = [one.repeats(n) for one in self.batches]
         most = self.batches[1].padding(n)
         twice = [sum(count - 1 for count in rows.values()) for rows in (a, b)]
@@ -334,21 +328,18 @@ class Comparison:
         elif n == 1 and twice[1] > twice[0]:
             self.say("differs", "twice", n, twice=twice[1], **values)
         elif "shuffling" in self.without and (own := self.batches[1].of_own_order(n)):
-            self.numbers = False
             values |= {"sampler": own["drawing"], "at": short(own["at"])}
-            self.say("skipped", "order:own", n, **values)
+            self.stop("skipped", "order:own", n, **values)
         elif "shuffling" not in self.without and n == 1 and any(s.shuffles for s in self.batches):
-            self.numbers = False
-            self.say("skipped", "order", n, **values)
+            self.stop("skipped", "order", n, **values)
         elif again[0] < again[1] and a.total() <= b.total():
-            self.numbers = False
             mine, theirs = (sum(p.planned() for p in one.of_step(n)) for one in self.batches)
             if again[1] <= again[0] + most:
-                self.say("cause", "padding", n, repeats=again[1])
+                self.stop("cause", "padding", n, repeats=again[1])
             elif theirs >= 2 * mine > 0:
-                self.say("differs", "longer", n, mine=mine, theirs=theirs)
+                self.stop("differs", "longer", n, mine=mine, theirs=theirs)
             else:
-                self.say("skipped", "again", n, repeats=again[1], most=most)
+                self.stop("skipped", "again", n, repeats=again[1], most=most)
         else:
             self.say("differs", "samples", n, **values)
         return False
@@ -388,8 +379,7 @@ class Comparison:
                 self.ordered = False
                 return True  # each is padded to the longest of its batch
             elif any(one.drawn for one in self.batches):
-                self.numbers = False
-                self.say("skipped", "views", n, **values)
+                self.stop("skipped", "views", n, **values)
             else:
                 self.say("differs", "contents", n, **values)
             return False
@@ -411,7 +401,6 @@ class Comparison:
         numbers = [step["optimizer"] for step in steps]
         if numbers[0] != numbers[1]:
             self.say("differs", "optimizers", n)
-            return
         mine, theirs = (
             {name: step["rates"][group] for name, group in run.named(n)}
             if len(step["rates"]) == len(run.options.get(numbers[0], ()))
@@ -422,7 +411,6 @@ class Comparison:
             if not math.isclose(mine[name], theirs[name], rel_tol=1e-6, abs_tol=1e-12):
                 which = "rates:resumed" if self.one.begun else "rates"
                 self.say("differs", which, n, mine=mine[name], theirs=theirs[name])
-                return
 
     def figures_of(self, what: str, n: int, step: int) -> list[dict]:
         both = [run.figures(what, n, step) for run in self.runs]
@@ -441,14 +429,11 @@ class Comparison:
         prints first may come from other weights then, an average that is put in their place."""
         if n > 1 and (found := self.figures("weights", n - 1, n)):
             parts = {name: apart(row, found[1][name]) for name, row in found[0].items()}
-            bound = min(GROWTH * max(self.rounding(), self.largest), LARGE)
-            other = [name for name, part in parts.items() if part > bound]
+            other = self.beyond(parts)
             norms = {name: norm for name, (norm, _) in found[0].items()}
             every = math.hypot(*norms.values())
             if not (other or math.isfinite(every)):
-                self.numbers = False
-                self.say("skipped", "numbers:nan", n - 1)
-                return
+                return self.stop("skipped", "numbers:nan", n - 1)
             share = math.hypot(*(norms[name] for name in other)) / (every or 1)
             if other and over:
                 return
@@ -459,11 +444,10 @@ class Comparison:
                 other = []
             if other and share < SHARE:
                 # Adam makes whole steps of a gradient that is nothing but rounding.
-                self.numbers = False
-                self.say("undecided", "small", n - 1, count=len(other), names=few(other))
+                self.stop("undecided", "small", n - 1, count=len(other), names=few(other))
             else:
                 self.judge("weights", n - 1, parts)
-            if self.numbers and not self.parted():
+            if self.numbers:
                 self.equal.add(n - 1)
 
     def compare_fixed(self) -> None:
@@ -476,9 +460,7 @@ class Comparison:
         last = max(set.intersection(*both), default=0)
         a, b = self.figures("fixed", last, 1) if last else ({}, {})
         parts = {name: apart(row, b[name]) for name, row in a.items() if name in b}
-        bound = min(GROWTH * max(self.rounding(), self.largest), LARGE)
-        other = [name for name, part in parts.items() if part > bound]
-        if other:
+        if other := self.beyond(parts):
             values = {"size": max(parts.values()), "names": few(other), "count": len(other)}
             self.say("differs", "fixed", last, all=len(parts), **values)
 
@@ -486,8 +468,7 @@ class Comparison:
         compared = False
         first = "gradients" if any(run.clips_own(n) for run in self.runs) else "unclipped"
         for what, figures in (("gradients", first), ("clipped", "gradients")):
-            found = self.figures(figures, n, n) if not self.parted() else []
-            if found:
+            if found := self.figures(figures, n, n):
                 a, b = found
                 least = SMALL * math.hypot(*(norm for rows in found for norm, _ in rows.values()))
                 parts = {name: apart(a[name], b[name], least) for name in a}
@@ -495,18 +476,17 @@ class Comparison:
                 ratios = {name: b[name][0] / a[name][0] for name in a if a[name][0] > own}
                 self.judge(what, n, parts, ratios or {"": math.inf})
                 compared = True
-        self.steps += compared and self.numbers and not self.parted()
+        self.steps += compared and self.numbers
 
     def judge(self, what: str, n: int, parts: dict, ratios: dict | None = None) -> None:
         """parts: name of a tensor -> how far it is from that of the other run."""
         size = max(parts.values(), default=0.0)
-        level = max(self.rounding(), self.largest)
-        if size <= min(GROWTH * level, LARGE):
+        if size <= self.bound():
             self.begun = self.begun or size
             self.largest = max(self.largest, size)
             return
 
-        names = [name for name, part in parts.items() if part > min(GROWTH * level, LARGE)]
+        level, names = max(self.rounding(), self.largest), self.beyond(parts)
         own = [ratio for name, ratio in (ratios or {}).items() if name in names]
         ratios = list((ratios or {"": 1.0}).values())
         factor = median(ratios)
@@ -516,18 +496,15 @@ class Comparison:
         alike = max(ratios) - min(ratios) < max(1e-3, 10 * level) * factor
         alike = alike and what != "clipped"  # by the limit then, and by nothing else
         if what != "clipped" and not (self.inputs or self.known()):
-            self.numbers = False
-            self.say("skipped", f"unknown:{what}", n, **values)
-            return
+            return self.stop("skipped", f"unknown:{what}", n, **values)
         causes = self.causes(n) if what == "gradients" and 0.7 < factor < 1.4 else []
         worlds = self.two.first.world / self.one.first.world
         team = self.two.team / self.one.team
         if what == "gradients" and team != 1 and own and times(own, team):
             self.say("differs", "gradients:team", n, **{**values, "factor": own[0]})
         elif causes:
-            self.numbers = False
             for name, more in causes:
-                self.say("cause", name, n, **values, **more)
+                self.stop("cause", name, n, **values, **more)
         elif what == "gradients" and worlds != 1 and gathered(ratios, 1 / worlds):
             self.say("differs", "gradients:gathered", n, **values)
         elif alike and worlds != 1 and math.isclose(factor, worlds, rel_tol=1e-2):
@@ -537,8 +514,7 @@ class Comparison:
         elif alike and abs(factor - 1) > max(1e-3, 10 * level):
             self.say("differs", "gradients:factor", n, **values)
         elif size <= GROWTH * level or (size <= JUMP * level and size < LARGE):
-            self.numbers = False
-            self.say("undecided", "undecided", n, **values)
+            self.stop("undecided", "undecided", n, **values)
         elif what == "gradients" and all(f"{ratio:.4g}" == "1" for ratio in ratios):
             self.say("differs", "gradients:turned", n, **values)
         elif what == "gradients" and n == 1 != worlds and len(names) > len(parts) * most:
@@ -555,6 +531,13 @@ class Comparison:
         ]
         alone = set.symmetric_difference(*places)
         return "weights:loaded" if n in alone else f"weights{':state' * (n - 1 in alone)}"
+
+    def beyond(self, parts: dict[str, float]) -> list[str]:
+        return [name for name, part in parts.items() if part > self.bound()]
+
+    def bound(self, level: float = 0.0) -> float:
+        """What is further apart, relative to its size, is no rounding."""
+        return min(GROWTH * max(self.rounding(), self.largest, level), LARGE)
 
     def rounding(self) -> float:
         types = {name for run in self.runs for name in run.of_model("types")}
@@ -589,7 +572,6 @@ class Comparison:
         for n, (mine, theirs) in enumerate(zip(*counts, strict=False), 1):
             if mine != theirs:
                 self.say("differs", "epochs", epoch=n, mine=mine, theirs=theirs)
-                return
         mine, theirs = (run.steps() for run in self.runs)
         if mine != theirs and all(run.ended() for run in self.runs):
             self.say("differs", "steps", mine=mine, theirs=theirs)
@@ -603,7 +585,6 @@ class Comparison:
             a, b = one["tensors"], other["tensors"]
             if a.keys() != b.keys():
                 self.say("differs", "saved:names", file=file, name=sorted(a.keys() ^ b.keys())[0])
-                return
             if unlike := [name for name in a if a[name][2] != b[name][2]]:
                 shapes = {"mine": a[unlike[0]][2], "theirs": b[unlike[0]][2]}
                 parts = one["parts"] or other["parts"]
@@ -619,8 +600,7 @@ class Comparison:
                 for name, row in a.items()
             }
             size = max(parts.values(), default=0.0)
-            level = max(self.rounding(), self.largest, self.faint)
-            if self.numbers and size > min(GROWTH * level, LARGE):
+            if self.numbers and size > self.bound(self.faint):
                 kind, which = ("differs", "saved")
                 if step not in self.equal:
                     kind, which = ("undecided", "saved:alone")
