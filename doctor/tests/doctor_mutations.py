@@ -559,7 +559,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "    elif any(one.place ==", "    elif False and any(one.place =="),
     ],
     f"{AGAINST}::test_names_where_runs_part[the-loss-of-rank-0]": [
-        ("rank 0 may print a loss of its own", 1, "re.search(words, before)", "False"),
+        ("rank 0 may print a loss of its own", 1, "re.search(OF_TRAINING, before)", "False"),
     ],
     f"{AGAINST}::test_without[False]": [
         ("the first run's order", 1, 'if not without("shuffling") or', "if True or"),

@@ -89,11 +89,13 @@ def record_compared(without: str, told_of_first: str, *args: str) -> None:
     randperm = torch.randperm
     if told_of_first:
         os.environ["DOCTOR_FIRST"] = told_of_first
+    from ddp_doctor.recorder.notes import FOLDER, notes
+
+    notes.told = dict(os.environ)
     try:
         if not ATTACHED:
             from ddp_doctor.attach import attach
             from ddp_doctor.recorder import hooks
-            from ddp_doctor.recorder.notes import FOLDER, notes
             from ddp_doctor.recorder.probes import OF_TWO
             from ddp_doctor.without.changes import CHANGES
 
