@@ -36,7 +36,7 @@ import time
 import zipfile
 import zlib
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice, zip_longest
 from multiprocessing.util import Finalize
@@ -52,7 +52,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.elastic.multiprocessing import errors
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import SGD, Optimizer
 from torch.utils.checkpoint import checkpoint as recomputed
@@ -209,19 +209,49 @@ def lr_factor(args: Namespace, done: float) -> float:
 
 
 # ---- sharding ----
-def blocks(model: nn.Module) -> list[nn.Module]:
+def build_on_rank_0(args: Namespace, num_classes: int) -> nn.Module:
+    """The model, in the memory of rank 0's host. The other ranks know its shapes, on
+    "meta", where a constructor that reads its tensors, such as RegNet's, cannot run:
+    they make that model as rank 0 does, and forget its weights when it is divided."""
+    rank = dist.get_rank()
+    if rank > 0:
+        try:
+            with torch.device("meta"):  # [dist] takes no memory
+                return build_model(args, num_classes)
+        except Exception as error:  # of many kinds; a mistake shows again below
+            if rank == 1:
+                print(f"each rank makes the whole model at first, as {error!r:.99}")
+    return build_model(args, num_classes)
+
+
+def blocks(module: nn.Module, limit: float | None = None) -> list[nn.Module]:
     """The modules whose weights are gathered together: those that stand in a row, such
-    as the layers of a transformer. Larger ones take more memory at a time, smaller ones
-    more messages. Replace it if those of your model stand elsewhere."""
+    as the layers of a transformer. A row with a member of more than `limit` weights (an
+    eighth of all) is one of stages: of a stage that only calls its members in turn,
+    those count. Larger blocks take more memory at a time, smaller ones more messages.
+    Replace it if those of your model stand elsewhere."""
+    is_row = limit is not None and isinstance(module, nn.Sequential | nn.ModuleList)
+    limit = count(module) / 8 if limit is None else limit
+    has_stages = any(count(child) > limit for child in module.children())
     found = []
-    for module in model.children():
-        if isinstance(module, nn.Sequential | nn.ModuleList):
-            found += [
-                block for block in module if any(True for _ in block.parameters())
-            ]
-        else:
-            found += blocks(module)
+    for child in module.children():
+        # A forward of its own may use weights of a child without calling it, and only
+        # a call gathers them. A row of single layers, as Conv2d, BatchNorm2d and ReLU,
+        # stays whole if it is small.
+        never_called = type(child).forward is nn.Module.forward  # a list, a dictionary
+        in_turn = type(child).forward is nn.Sequential.forward
+        of_blocks = any(any(layer.children()) for layer in child.children())
+        is_stage = in_turn and has_stages and (of_blocks or count(child) > limit)
+        if not is_row or never_called or is_stage:
+            found += blocks(child, limit)
+        elif count(child):
+            found.append(child)
     return found
+
+
+def count(module: nn.Module) -> int:
+    """How many numbers its weights have together."""
+    return sum(weight.numel() for weight in module.parameters())
 
 
 def build_mesh(args: Namespace, device: torch.device) -> DeviceMesh:
@@ -238,11 +268,19 @@ def shard(
     args: Namespace, model: nn.Module, mesh: DeviceMesh, device: torch.device
 ) -> None:
     """Leave each rank its part of the weights that rank 0 has, in place."""
-    whole = model.state_dict()  # of the other ranks: shapes, on "meta"
+    rank = dist.get_rank()
+    whole = model.state_dict() if rank == 0 else {}
     options = {"mesh": mesh}
     if args.bf16:  # weights are gathered in 16 bits, gradients averaged in 32
         options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    for block in blocks(model):
+    units = blocks(model)
+    if args.compile:
+        # Blocks of one class may differ in a number, as Swin's in how often they are
+        # left out: each is compiled for itself, for training and for evaluation. After
+        # 8 torch gives up, and runs the others as they are. (Later torch says
+        # recompile_limit; both names hold.)
+        torch._dynamo.config.cache_size_limit = 8 + 4 * len(units)
+    for block in units:
         if args.recompute:
             block.forward = partial(recomputed, block.forward, use_reentrant=False)
         if args.compile:
@@ -250,11 +288,9 @@ def shard(
         fully_shard(block, **options)  # [dist]
     fully_shard(model, **options)  # [dist] what is in none of them
 
-    rank = dist.get_rank()
     if rank > 0:  # [dist] memory in place of "meta", with anything in it
         model.to_empty(device=device)
     from_rank_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    whole = whole if rank == 0 else {}
     set_model_state_dict(model, whole, options=from_rank_0)  # [dist] sends it
     model.to(device)  # buffers of rank 0
     for buffer in model.buffers():  # also those that no state_dict has
@@ -421,11 +457,9 @@ def main(argv: list[str] | None = None) -> None:
     check_ranks(args, run, checkpoint, val_set)
 
     torch.manual_seed(args.seed)
-    # Rank 0 has the weights, in its host's memory. The others know their shapes.
-    with torch.device("cpu" if rank == 0 else "meta"):  # [dist]
-        model = build_model(args, len(classes))
-        if args.sync_bn:  # [dist] BatchNorm by the statistics of all ranks' images
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist]
+    model = build_on_rank_0(args, len(classes))
+    if args.sync_bn:  # [dist] BatchNorm by the statistics of all ranks' images
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # [dist]
     check_model(args, model)
     if checkpoint and rank == 0:  # [dist]
         model.load_state_dict(checkpoint["model"])
@@ -435,7 +469,7 @@ def main(argv: list[str] | None = None) -> None:
 
     steps = len(train_loader)  # of an epoch
     log_start(log_file, args, device, steps, run, checkpoint, optimizer)
-    print_sizes(log_file, model)
+    print_sizes(log_file, model, optimizer)
     epoch, done = checkpoint.get("epoch", 0), checkpoint.get("step", 0)
     best = checkpoint.get("best") if args.resume == "" else None  # of this folder
     if args.evaluate:
@@ -983,33 +1017,82 @@ def restore(checkpoint: dict, optimizer: Optimizer) -> None:
     if not checkpoint:
         return
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    for number, kept in checkpoint["optimizer"]["state"].items():
-        weight = weights[number]
-        for name, value in kept.items():
-            if torch.is_tensor(value) and value.shape == weight.shape:
-                # No rank sends anything: each has the whole file before it.
-                value = distribute_tensor(
-                    value.to(weight.device),
-                    weight.device_mesh,
-                    weight.placements,
-                    src_data_rank=None,
-                )
-            optimizer.state[weight][name] = value
+    state = optimizer.state_dict()
+    state["state"] = {
+        number: {name: part_of(value, weights[number]) for name, value in kept.items()}
+        for number, kept in checkpoint["optimizer"]["state"].items()
+    }
+    optimizer.load_state_dict(state)  # moves, too: `step` of a fused AdamW to the GPU
 
 
-def print_sizes(log_file: TextIO | None, model: nn.Module) -> None:
-    """What a rank keeps of the model, and what a gathered checkpoint takes: weights and
-    momentum, and both once more as the bytes of the file."""
+def part_of(value: Any, weight: DTensor) -> Any:
+    """This rank's part of what an optimizer keeps for a weight: what has its shape, as
+    momentum has, is divided alike. Anything else, such as `step`, all ranks have."""
+    if not torch.is_tensor(value) or value.shape != weight.shape:
+        return value
+    # No rank sends anything: each has the whole file before it.
+    whole, mesh = value.to(weight.device), weight.device_mesh
+    return distribute_tensor(whole, mesh, weight.placements, src_data_rank=None)
+
+
+def print_sizes(
+    log_file: TextIO | None, model: nn.Module, optimizer: Optimizer
+) -> None:
+    """What a rank keeps of the model, and the most that it gathers at a time. After the
+    first step, as it is not there before: what it keeps for the optimizer, and what
+    saving takes."""
     if log_file is None:
         return
-    weights = list(model.parameters())
-    whole = sum(weight.numel() * weight.element_size() for weight in weights) / 1e6
-    parts = [weight.to_local() for weight in weights]
-    kept = sum(part.numel() * part.element_size() for part in parts) / 1e6
+    kept, whole = megabytes(model.parameters())
+    units = unit_sizes(model)
+    name = max(units, key=units.get)
+    kind = type(model.get_submodule(name)).__name__.removeprefix("FSDP")
+    hint = ": `blocks` does not divide it" if units[name] > whole / 8 else ""
     print(
         f"each rank keeps {kept:.1f} of {whole:.1f} MB of weights, and as much of "
-        f"gradients and of momentum; rank 0 takes {4 * whole:.1f} MB to save them"
+        f"gradients; of {len(units)} units, gathered one after another, the largest is "
+        f"{name or 'what is in no block'} ({kind}) with {units[name]:.1f} MB{hint}"
     )
+    said = []
+
+    def after_step(optimizer: Optimizer, *_: Any) -> None:
+        if said:
+            return
+        slots = [slot.values() for slot in optimizer.state.values()]
+        state = [value for slot in slots for value in slot if torch.is_tensor(value)]
+        kept, whole = megabytes(state)
+        saved = whole + megabytes(model.state_dict().values())[1]
+        said.append(
+            f"each rank keeps {kept:.1f} of {whole:.1f} MB for "
+            f"{type(optimizer).__name__}; to save it and the weights rank 0 takes "
+            f"{2 * saved:.1f} MB: gathered, and once more as the bytes of the file"
+        )
+        tqdm.write(said[0])
+
+    optimizer.register_step_post_hook(after_step)
+
+
+def unit_sizes(model: nn.Module) -> dict[str, float]:
+    """MB of weights that are gathered together, by the name of their module. "" is the
+    model itself, for what is in no block."""
+    owners = {}  # of a weight: the innermost unit that has it
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            owners |= dict.fromkeys(module.parameters(), name)
+    sizes = dict.fromkeys(owners.values(), 0.0)
+    for weight, name in owners.items():
+        sizes[name] += megabytes([weight])[1]
+    return sizes
+
+
+def megabytes(tensors: Iterable[Tensor]) -> tuple[float, float]:
+    """What this rank has of the tensors, and all ranks together."""
+    kept = whole = 0
+    for tensor in tensors:
+        part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        kept += part.numel() * part.element_size() / 1e6
+        whole += tensor.numel() * tensor.element_size() / 1e6
+    return kept, whole
 
 
 def peak_memory(device: torch.device) -> dict:
