@@ -52,7 +52,7 @@ from tqdm import tqdm
 # ImageNet's mean and standard deviation of red, green and blue, from 0 to 1.
 MEAN = [0.485, 0.456, 0.406]
 STD = [0.229, 0.224, 0.225]
-# Of what `evaluate` returns, that by which the best epoch is chosen: larger is better.
+# The score, of those that `evaluate` returns, of the best epoch: larger is better.
 BEST = "acc1"
 
 
@@ -84,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--compile", action="store_true", help="speed up training by torch.compile")
     add("--pretrained", action="store_true", help="start from weights for 1000 classes")
     add("--output-dir", type=Path, default=f"runs/{here}", help="log, checkpoints")
-    goes_on = "go on from --output-dir, if it has a run; or begin with a checkpoint"
+    goes_on = "go on with the run in --output-dir, if any; or from the checkpoint PATH"
     add("--resume", metavar="PATH", nargs="?", const="", help=goes_on)
     add("--save-minutes", type=float, default=15, help="between saves inside an epoch")
     add("--evaluate", action="store_true", help="evaluate, and do not train")
@@ -129,7 +129,7 @@ def build_loaders(
         "persistent_workers": args.workers > 0,
         "multiprocessing_context": "fork" if args.workers else None,
         "pin_memory": torch.accelerator.is_available(),
-        # Draws the workers' seeds: the default one, torch's global, is for dropout.
+        # For the workers' seeds: the loader would else draw from dropout's generator.
         "generator": torch.Generator().manual_seed(args.seed),
     }
     # Its generator is seeded by main, for each epoch.
@@ -169,14 +169,14 @@ def build_optimizer(args: Namespace, model: nn.Module) -> Optimizer:
     return SGD(model.parameters(), peak, momentum=0.9, weight_decay=args.weight_decay)
 
 
-def lr_factor(args: Namespace, done: float) -> float:
-    """What each peak rate is multiplied by after `done` epochs, such as 2.5: a linear
+def lr_factor(args: Namespace, epochs: float) -> float:
+    """What each peak rate is multiplied by after so many epochs, such as 2.5: a linear
     warm-up (Goyal et al. 2017), then a cosine (Loshchilov & Hutter 2017,
     arXiv:1608.03983). One of torch's schedulers would have to be saved and resumed."""
     warmup = min(5, args.epochs / 10)
-    if done < warmup:
-        return done / warmup
-    progress = (done - warmup) / (args.epochs - warmup)
+    if epochs < warmup:
+        return epochs / warmup
+    progress = (epochs - warmup) / (args.epochs - warmup)
     return (1 + math.cos(math.pi * progress)) / 2
 
 
@@ -196,7 +196,7 @@ def train_one_epoch(
     device = next(model.parameters()).device
     criterion = nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
     totals = torch.zeros(2, dtype=torch.float64, device=device)  # of loss and hits
-    steps = done + len(loader)  # of the whole epoch
+    steps = done + len(loader)  # of the epoch: the loader has those that are left
     logged, start = done, time.perf_counter()  # step and moment of the last row
     save_at = start + 60 * args.save_minutes
 
@@ -206,7 +206,7 @@ def train_one_epoch(
         # The factor in the middle of the step: neither the first nor the last is 0.
         factor = lr_factor(args, epoch + (step - 0.5) / steps)
         for group in optimizer.param_groups:
-            peak = group.setdefault("initial_lr", group["lr"])  # in the first step
+            peak = group.setdefault("initial_lr", group["lr"])  # set once
             group["lr"] = factor * peak
 
         # Dropout differs between steps, and is the same after a resume.
@@ -345,13 +345,13 @@ def main(argv: list[str] | None = None) -> None:
     steps = len(train_loader)  # of an epoch
     log_start(log_file, args, device, len(gpus), steps, run, checkpoint, optimizer)
     epoch, done = checkpoint.get("epoch", 0), checkpoint.get("step", 0)
-    best = checkpoint.get("best") if args.resume == "" else None  # of this folder
+    best = checkpoint.get("best") if args.resume == "" else None  # only of this run
     if args.evaluate:
         scores = evaluate(args, raw_model, val_loader, len(classes))
         log(log_file, "eval", {"epoch": epoch, **scores})
 
-    # A round trains to the end of the epoch or until it is time to save; where no step
-    # is left, it evaluates. Then it saves: a resumed run begins with the next round.
+    # Each round either trains, to the end of the epoch or until it is time to save; or,
+    # at the end, evaluates. Then it saves. A resumed run begins with the next round.
     catch_signals(args)
     stop = False
     while epoch < args.epochs and not (args.evaluate or stop):

@@ -12,9 +12,9 @@ model must fit into one GPU: every process, called a rank, holds a whole copy.
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d \
         --rdzv-endpoint HOST:29400 main.py --data /imagenet
 
-All machines need the same images in --data and one --output-dir, which all ranks read.
-SIGTERM, which clusters send before they end a job, makes it save and stop: start it by
-the same line with --resume, then and after a crash, and it goes on at the same step.
+All machines need the same images in --data and one shared --output-dir. SIGTERM, by
+which clusters end a job, makes it save and stop: the same line with --resume goes on
+there, or after a crash from the last save.
 All ranks must make the same collective calls, such as all_reduce: where one leaves out
 a call, the others wait for it. `grep '\[dist\]' main.py` prints what is distributed.
 """
@@ -53,7 +53,7 @@ from tqdm import tqdm
 # ImageNet's mean and standard deviation of red, green and blue, from 0 to 1.
 MEAN = [0.485, 0.456, 0.406]
 STD = [0.229, 0.224, 0.225]
-# Of what `evaluate` returns, that by which the best epoch is chosen: larger is better.
+# The score, of those that `evaluate` returns, of the best epoch: larger is better.
 BEST = "acc1"
 
 
@@ -86,7 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--sync-bn", action="store_true", help="BatchNorm over all ranks (GPUs only)")
     add("--pretrained", action="store_true", help="start from weights for 1000 classes")
     add("--output-dir", type=Path, default=f"runs/{here}", help="log, checkpoints")
-    goes_on = "go on from --output-dir, if it has a run; or begin with a checkpoint"
+    goes_on = "go on with the run in --output-dir, if any; or from the checkpoint PATH"
     add("--resume", metavar="PATH", nargs="?", const="", help=goes_on)
     add("--save-minutes", type=float, default=15, help="between saves inside an epoch")
     add("--evaluate", action="store_true", help="evaluate, and do not train")
@@ -127,12 +127,12 @@ def build_loaders(
         "persistent_workers": args.workers > 0,
         "multiprocessing_context": "fork" if args.workers else None,
         "pin_memory": torch.accelerator.is_available(),
-        # Draws the workers' seeds: the default one, torch's global, is for dropout.
+        # For the workers' seeds: the loader would else draw from dropout's generator.
         "generator": torch.Generator().manual_seed(args.seed + rank),  # [dist]
     }
-    # All ranks shuffle alike, and each takes every world_size-th image: together their
-    # first batches are the first batch of a single process, and so on. Both drop_last
-    # leave out images that do not fill a batch: all ranks have equally many steps.
+    # All ranks shuffle alike, and each takes every world_size-th image: a step has the
+    # same images for any number of ranks. Both drop_last leave out images that do not
+    # fill a batch, so that all ranks have equally many steps.
     seed = 1_000_003 * args.seed  # far apart: the sampler adds the epoch to it
     sampler = ResumableSampler(  # [dist]
         train_set, world_size, rank, seed=seed, drop_last=True
@@ -150,7 +150,7 @@ def batches(loader: DataLoader, device: torch.device, name: str) -> Iterator:
     """Images (N, 3, H, W), normalised and channels_last, and targets, on the device."""
     mean = 255 * torch.tensor(MEAN, device=device).view(3, 1, 1)
     std = 255 * torch.tensor(STD, device=device).view(3, 1, 1)
-    hidden = True if dist.get_rank() > 0 else None  # [dist] None: if no terminal
+    hidden = True if dist.get_rank() > 0 else None  # [dist] None: shown in terminals
     for images, targets in tqdm(loader, name, leave=False, disable=hidden):
         images = images.to(device, non_blocking=True)  # bytes are 1/4 of floats
         images = images.float(memory_format=torch.channels_last)
@@ -174,14 +174,14 @@ def build_optimizer(args: Namespace, model: nn.Module) -> Optimizer:
     return SGD(model.parameters(), peak, momentum=0.9, weight_decay=args.weight_decay)
 
 
-def lr_factor(args: Namespace, done: float) -> float:
-    """What each peak rate is multiplied by after `done` epochs, such as 2.5: a linear
+def lr_factor(args: Namespace, epochs: float) -> float:
+    """What each peak rate is multiplied by after so many epochs, such as 2.5: a linear
     warm-up (Goyal et al. 2017), then a cosine (Loshchilov & Hutter 2017,
     arXiv:1608.03983). One of torch's schedulers would have to be saved and resumed."""
     warmup = min(5, args.epochs / 10)
-    if done < warmup:
-        return done / warmup
-    progress = (done - warmup) / (args.epochs - warmup)
+    if epochs < warmup:
+        return epochs / warmup
+    progress = (epochs - warmup) / (args.epochs - warmup)
     return (1 + math.cos(math.pi * progress)) / 2
 
 
@@ -201,7 +201,7 @@ def train_one_epoch(
     device, rank = next(model.parameters()).device, dist.get_rank()
     criterion = nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
     totals = torch.zeros(2, dtype=torch.float64, device=device)  # of loss and hits
-    steps = done + len(loader)  # of the whole epoch
+    steps = done + len(loader)  # of the epoch: the loader has those that are left
     logged, start = done, time.perf_counter()  # step and moment of the last row
     meetings = Meetings(args, done, steps, clock=rank == 0)  # [dist] one clock for all
 
@@ -211,7 +211,7 @@ def train_one_epoch(
         # The factor in the middle of the step: neither the first nor the last is 0.
         factor = lr_factor(args, epoch + (step - 0.5) / steps)
         for group in optimizer.param_groups:
-            peak = group.setdefault("initial_lr", group["lr"])  # in the first step
+            peak = group.setdefault("initial_lr", group["lr"])  # set once
             group["lr"] = factor * peak
 
         # Dropout differs between ranks and steps, and is the same after a resume.
@@ -262,10 +262,10 @@ def evaluate(
 ) -> dict:
     """Loss and accuracies on the validation set, by name, the same on all ranks. Exact
     for any number of images and ranks: sums over all of them, divided once."""
-    # Each training step begins with DDP sending rank 0's BatchNorm statistics to all;
-    # then each rank adds its images, and they differ. Rank 0 will save its own.
+    # After a training step BatchNorm's statistics differ between the ranks: each has
+    # added its own images. Rank 0 saves its own, so all ranks evaluate with rank 0's.
     for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)  # [dist] all ranks evaluate with those
+        dist.broadcast(buffer, src=0)  # [dist]
 
     device = next(model.parameters()).device
     totals = torch.zeros(4, dtype=torch.float64, device=device)
@@ -280,7 +280,7 @@ def evaluate(
         totals[2] += hits.sum()
         totals[3] += len(targets)
 
-    # After the loop: ranks may have unequal numbers of batches, so of calls in it.
+    # Not in the loop: a rank with fewer batches would leave out a call.
     dist.all_reduce(totals)  # [dist]
     loss, top1, top5, images = totals.tolist()
     check_finite(loss, "in validation")  # before anybody saves such weights
@@ -313,14 +313,14 @@ def main(argv: list[str] | None = None) -> None:
     local_rank = int(os.environ["LOCAL_RANK"])  # [dist] on this machine
     world_size = int(os.environ["WORLD_SIZE"])  # [dist] processes on all machines
     check_flags(args, world_size)
-    log_file = open_log(args) if rank == 0 else None  # [dist] not the local rank
+    log_file = open_log(args) if rank == 0 else None  # [dist] one for all machines
     train_set, val_set, classes = build_datasets(args)
     model_name = f"{args.arch} with {len(classes)} classes"
     run = describe_run(model_name, classes, train_set)
     checkpoint = load_checkpoint(args, run, rank)  # {} for a new run
 
-    # First the device, for which loaders pin memory. Then their workers, before the
-    # process group: it has threads, and a fork copies the locks that they hold.
+    # First the device: loaders pin memory for it. Then their workers, before the
+    # process group, which has threads: a fork would copy the locks that they hold.
     device = setup_device(local_rank)
     train_loader, val_loader = build_loaders(args, train_set, val_set, rank, world_size)
     # Waits for all ranks, which meet at torchrun's MASTER_ADDR and MASTER_PORT.
@@ -338,21 +338,21 @@ def main(argv: list[str] | None = None) -> None:
     optimizer = build_optimizer(args, raw_model)
     restore(checkpoint, raw_model, optimizer)
     # DDP sends rank 0's weights to all ranks, now, and averages the gradients in each
-    # training step, so weights stay equal. Evaluation uses raw_model: DDP's forward
-    # would wait for a rank without images. gradient_as_bucket_view saves memory.
+    # training step, so weights stay equal. Evaluation uses raw_model: in DDP's forward
+    # ranks may wait for one with fewer batches. gradient_as_bucket_view saves memory.
     model = DistributedDataParallel(raw_model, gradient_as_bucket_view=True)  # [dist]
     model = torch.compile(model) if args.compile else model
 
     steps = len(train_loader)  # of an epoch
     log_start(log_file, args, device, steps, run, checkpoint, optimizer)
     epoch, done = checkpoint.get("epoch", 0), checkpoint.get("step", 0)
-    best = checkpoint.get("best") if args.resume == "" else None  # of this folder
+    best = checkpoint.get("best") if args.resume == "" else None  # only of this run
     if args.evaluate:
         scores = evaluate(args, raw_model, val_loader, len(classes))
         log(log_file, "eval", {"epoch": epoch, **scores})
 
-    # A round trains to the end of the epoch or until it is time to save; where no step
-    # is left, it evaluates. Then it saves: a resumed run begins with the next round.
+    # Each round either trains, to the end of the epoch or until it is time to save; or,
+    # at the end, evaluates. Then it saves. A resumed run begins with the next round.
     catch_signals(args)
     stop = False
     while epoch < args.epochs and not (args.evaluate or stop):
@@ -381,7 +381,7 @@ def main(argv: list[str] | None = None) -> None:
         if rank == 0:  # [dist] one process writes
             save_checkpoints(args, state, is_best)
     log(log_file, "stopped" if stop else "end", {f"best_{BEST}": best})
-    dist.barrier()  # [dist] rank 0 may still save, and the first that ends may end all
+    dist.barrier()  # [dist] rank 0 may still save: one that ends may end all
     wait_for_gloo()
     dist.destroy_process_group()  # [dist] without it a finished process may abort
     if stop:

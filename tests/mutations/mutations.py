@@ -197,7 +197,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the seed of the order", 6, "seed=seed, drop_last", "drop_last"),
         ("orders far from each other", 6, "seed = 1_000_003 * args.seed", "seed = args.seed"),
         ("the linear scaling rule", 7, "args.lr * args.batch_size / 256", "args.lr"),
-        ("the warm-up", 7, "if done < warmup:", "if False:"),
+        ("the warm-up", 7, "if epochs < warmup:", "if False:"),
         ("the epoch in the schedule", 7, "lr_factor(args, epoch + ", "lr_factor(args, "),
         ("zero_grad", 7, "optimizer.zero_grad()  # here, so", "pass  # here, so"),
     ],
