@@ -42,7 +42,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from .against.comparison import Comparison
-from .against.first import told
+from .against.first import for_second_run
 from .against.runs import run_of
 from .before import Before
 from .checks import judge
@@ -437,7 +437,8 @@ def examine(args: argparse.Namespace) -> None:
         one, first = run_in_folder(args, args.against, report.say)
         if broken(one, first) or (one.process.returncode and not one.ended):
             fail(report.say("no_comparison", why=one.cut or one.reason))
-    job, ranks = run_in_folder(args, args.command, report.say, told(first) if first else None)
+    told = for_second_run(first) if first else None
+    job, ranks = run_in_folder(args, args.command, report.say, told)
     status = job.process.returncode
 
     report.broken = any(map(failed, ranks)) or bool(status and not job.ended)

@@ -280,7 +280,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DRAWS}::test_what_cannot_be_matched[rows-in-another-order-than-the-indices]": [
         ("rows that a collate_fn has sorted are nobody's for sure", 1,
-         "            self.ordered &= all(alike(a[1:]", "            all(alike(a[1:]"),
+         "            self.ordered &= all(same_item(a[1:]", "            all(same_item(a[1:]"),
     ],
     f"{DRAWS}::test_what_cannot_be_matched[compiled]": [
         ("what compiled code draws is named", 1, "or min(a[PER], b[PER]) < 0", ""),
@@ -836,7 +836,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{AGAINST}::test_nothing_differs[2-the-longest-first]": [
         ("the doctor knows rows that a collate_fn has sorted", 1,
-         "        if all(map(alike, *rows)):", "        if False:"),
+         "        if all(map(same_item, *rows)):", "        if False:"),
     ],
     f"{AGAINST}::test_nothing_differs[2-padded-to-the-longest-of-a-batch]": [
         ("why contents were not compared", 1, '"unlike" if len(shapes) > 1 else', ""),

@@ -58,20 +58,20 @@ def record(script: str, folder: str, without: str, *argv: str) -> None:
         ATTACHED.add("held")
     from ddp_doctor.recorder import (
         collectives,
-        data,
         figures,
-        files,
-        inputs,
+        given,
+        loaders,
         others,
         seeds,
         training,
+        written,
     )
     from ddp_doctor.recorder.unset import unset
     from ddp_doctor.recorder.window import window
 
     notes.begin(dict(os.environ))
-    files.OPENED.clear()
-    parts = [collectives.trace, data.data, figures.figures, inputs.inputs, others.others, unset]
+    written.OPENED.clear()
+    parts = [collectives.trace, loaders.data, figures.figures, given.inputs, others.others, unset]
     for part in [*parts, seeds.seeds, training.training, window]:
         part.__init__()
     gc.collect()  # the modules of the script before

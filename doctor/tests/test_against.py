@@ -24,7 +24,7 @@ from warm import torchrun_environments
 
 from ddp_doctor import command
 from ddp_doctor.against.comparison import Comparison
-from ddp_doctor.against.first import told
+from ddp_doctor.against.first import for_second_run
 from ddp_doctor.against.runs import run_of
 from ddp_doctor.checks import judge
 from ddp_doctor.checks.weights import apart, differ
@@ -158,7 +158,7 @@ def compared(
         return ranks
 
     first = ran(texts[0], sizes[0])
-    ranks = [first, ran(texts[1], sizes[1], told(first))]
+    ranks = [first, ran(texts[1], sizes[1], for_second_run(first))]
     found = {}
     for language in LANGUAGES:
         runs = [run_of(label, these) for label, these in zip("AB", ranks, strict=True)]

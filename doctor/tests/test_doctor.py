@@ -47,7 +47,7 @@ from ddp_doctor.command import NAMES, check_line, parse_args
 from ddp_doctor.findings import CHECKS, KINDS, SEVERITIES
 from ddp_doctor.ranks import Pass, Rank, ranks_of
 from ddp_doctor.recorder.contents import contents, fingerprint
-from ddp_doctor.recorder.data import is_of_accelerate
+from ddp_doctor.recorder.loaders import is_of_accelerate
 from ddp_doctor.report import LANGUAGES, Report, explain, read_words
 
 WRAPPER = """class Wrapper(torch.optim.Optimizer):

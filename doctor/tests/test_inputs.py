@@ -23,7 +23,7 @@ from tiers import but
 from torch import nn
 
 from ddp_doctor.against.inputs import common
-from ddp_doctor.recorder.inputs import rows_of, tensors_of
+from ddp_doctor.recorder.given import rows_of, tensors_of
 
 ORDER = "torch.randperm(96, generator=torch.Generator().manual_seed(epoch))"
 SHUFFLED = "torch.tensor(__import__('random').Random(epoch).sample(range(96), 96))"

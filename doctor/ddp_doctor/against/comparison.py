@@ -23,12 +23,12 @@ from .drawn import unmatched
 from .runs import (
     Run,
     Samples,
-    left,
+    left_files,
     name_alike,
     of_own_share,
     printed,
     read_alike,
-    saved,
+    saved_files,
 )
 
 # Relative to the norm of a tensor. Right runs on 1 against 2 and 3 ranks, on CPUs, differed in
@@ -347,7 +347,7 @@ class Comparison:
     @compares("rows", "gradients step forward optimizer_made")
     def compare_inputs(self, n: int) -> bool:
         """As compare_samples, where no loader tells what they are."""
-        found = inputs.parted(*self.runs, n, self.without)
+        found = inputs.difference(*self.runs, n, self.without)
         if found:
             kind, name, values = found
             self.numbers = self.numbers and kind == "differs"
@@ -358,17 +358,17 @@ class Comparison:
     def compare_contents(self, n: int, mine: list, theirs: list) -> bool:
         # A collate_fn may sort the rows of a batch: who they are is then not known.
         rows = [sorted(rest for _, *rest in rows) for rows in (mine, theirs)]
-        if all(map(alike, *rows)):
+        if all(map(same_item, *rows)):
             keyed = [sorted(rows) for rows in (mine, theirs)]
             self.ordered &= self.batches[0].in_turn(n) == self.batches[1].in_turn(n)
-            self.ordered &= all(alike(a[1:], b[1:]) for a, b in zip(*keyed, strict=True))
+            self.ordered &= all(same_item(a[1:], b[1:]) for a, b in zip(*keyed, strict=True))
             return True
         names = [Counter(target for _, target, *_ in rows) for rows in (mine, theirs)]
         shapes = {shape for *_, shape in mine + theirs}
         for key in dict.fromkeys(key for key, *_ in mine):
             # Two ranks, or two loaders, may have an index each for samples of their own.
             pairs = [sorted(rest for k, *rest in rows if k == key) for rows in (mine, theirs)]
-            other = [(a, b) for a, b in zip(*pairs, strict=True) if not alike(a, b)]
+            other = [(a, b) for a, b in zip(*pairs, strict=True) if not same_item(a, b)]
             if not other:
                 continue
             (target, item, _), (target2, item2, _) = other[0]
@@ -578,7 +578,7 @@ class Comparison:
 
     @compares("saved", "checkpoint files safetensors")
     def compare_saved(self) -> None:
-        mine, theirs = map(saved, self.runs)
+        mine, theirs = map(saved_files, self.runs)
         both = self.pairs(mine, theirs)
         self.compare_names(mine, theirs, {part for file, *_ in both for part in file.split(BOTH)})
         for file, step, one, other in both:
@@ -636,7 +636,7 @@ class Comparison:
     def compare_left(self) -> None:
         """Files that are not the same, byte by byte, and of which nothing was compared. Another job
         may write there, too: what no process of a run was seen to open is said."""
-        every = [{one["name"]: one for one in left(run)} for run in self.runs]
+        every = [{one["name"]: one for one in left_files(run)} for run in self.runs]
         mine, theirs = (
             {name: one for name, one in files.items() if not one["tensors"]} for files in every
         )
@@ -740,7 +740,7 @@ def averages(run: Run) -> bool:
     return bool(run.of_model("sizes")) and averages_weights(run.everyone)
 
 
-def alike(mine: list, theirs: list) -> bool:
+def same_item(mine: list, theirs: list) -> bool:
     """Targets and items of a sample; NaN is equal to itself here."""
     same = repr(mine[1]) == repr(theirs[1]) or math.isclose(
         mine[1], theirs[1], rel_tol=1e-5, abs_tol=1e-5

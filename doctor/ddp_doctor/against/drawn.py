@@ -29,14 +29,14 @@ def unmatched(
                 if first <= n <= last and (one is None or learned):
                     groups[n, event["stream"]][number].append(event)
     for _, (mine, theirs) in sorted(groups.items()):
-        calls = parted(mine, theirs, ordered)
+        calls = other_calls(mine, theirs, ordered)
         if calls := [call for call in calls if layers or "dropout" not in call[NAME]]:
             names = [f"{c[NAME]}, {short(c[AT])}" if c[AT] else c[NAME] for c in calls]
             return "; ".join(list(dict.fromkeys(names))[:FEW])
     return ""
 
 
-def parted(mine: list[dict], theirs: list[dict], ordered: bool) -> list[list]:
+def other_calls(mine: list[dict], theirs: list[dict], ordered: bool) -> list[list]:
     """Of one step. An event is a part of it on a rank, or all of it."""
     known = mine[0]["calls"] if mine else []
     sizes = [Counter() for _ in range(2)]
@@ -48,13 +48,13 @@ def parted(mine: list[dict], theirs: list[dict], ordered: bool) -> list[list]:
     for event in mine + theirs:
         for number, (a, b) in enumerate(zip_longest(known, event["calls"])):
             rows = ordered and (event in mine or sizes[0][number] == sizes[1][number])
-            if not (a and b and alike(a, b, parts[0] == parts[1], rows)):
+            if not (a and b and same_call(a, b, parts[0] == parts[1], rows)):
                 # Where one run has drawn more, others stand side by side: any may be the reason.
                 found += [(number, call) for call in (a, b) if call]
     return [call for _, call in sorted(found, key=lambda one: one[0])]
 
 
-def alike(a: list, b: list, parts: bool, rows: bool) -> bool:
+def same_call(a: list, b: list, parts: bool, rows: bool) -> bool:
     """parts: both runs have as many in this step. rows: they have as many of this draw in all, and
     these are known."""
     if a[NAME] != b[NAME] or a[SOURCE] != b[SOURCE] or min(a[PER], b[PER]) < 0:

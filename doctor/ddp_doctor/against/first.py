@@ -6,7 +6,7 @@ from ..checks.teams import Teams
 from ..ranks import Rank
 
 
-def told(ranks: list[Rank]) -> dict:
+def for_second_run(ranks: list[Rank]) -> dict:
     """Part of --without -> what that needs to know: plain JSON."""
     teams = Teams(ranks)
     together = ranks[:1] if teams.together else teams.groups[0]

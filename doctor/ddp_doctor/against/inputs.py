@@ -15,7 +15,7 @@ def of_step(run: Run, n: int) -> list[list[float]]:
     return [] if loaded or None in rows else rows
 
 
-def parted(one: Run, two: Run, n: int, without: list[str]) -> tuple[str, str, dict] | None:
+def difference(one: Run, two: Run, n: int, without: list[str]) -> tuple[str, str, dict] | None:
     """None: they are the same in step n. Else the kind of difference, its name, and values."""
     mine, theirs = of_step(one, n), of_step(two, n)
     a, b = sum(mine, []), sum(theirs, [])

@@ -323,7 +323,7 @@ def keyed(one: Pass) -> bool:
     return ordered and not one.unseen() and not (one.loader["iterable"] and not one.column("items"))
 
 
-def saved(run: Run) -> dict[tuple, dict]:
+def saved_files(run: Run) -> dict[tuple, dict]:
     """File and step -> what is in it, of the rank that wrote it; parts: other ranks have written
     files of this name, too, in folders of their own."""
     opened = [event for rank in run.everyone for event in rank.events["opened"]]
@@ -336,14 +336,14 @@ def saved(run: Run) -> dict[tuple, dict]:
             first["parts"] = first.get("parts") or first["path"] != event["path"]
     last = run.begun + run.steps() if run.ended() else None
     wrote = {e["path"]: e["place"] for rank in run.everyone for e in rank.events["wrote"]}
-    for one in left(run):
+    for one in left_files(run):
         step = wrote.get(one["source"] or one["path"], last)
         if one["read"] and step is not None:
             found[one["name"], step] = {**one, "place": step, "parts": False}
     return {(name, step - run.begun): one for (name, step), one in found.items()}
 
 
-def left(run: Run) -> list[dict]:
+def left_files(run: Run) -> list[dict]:
     """Other files that a run has left, each by as much of its path as tells it from the others; of
     a folder in pieces one file speaks for all."""
     found = run.first.events["left"]

@@ -6,7 +6,18 @@ that name it among their needs.
 
 from functools import partial
 
-from . import collectives, data, divisors, ending, files, results, seeds, training, unset, window
+from . import (
+    collectives,
+    divisors,
+    ending,
+    loaders,
+    results,
+    seeds,
+    training,
+    unset,
+    window,
+    written,
+)
 from .hooks import Probe
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
@@ -23,15 +34,15 @@ PROBES = (
     Probe("join", "torch.distributed.algorithms.join.Join.__enter__", collectives.note_join),
     Probe("lost", "torch.overrides._get_current_function_mode_stack",
           attach=collectives.follow_losses),
-    Probe("loader_made", f"{LOADER}.__init__", after=data.data.made),
-    Probe("pass", f"{LOADER}.__iter__", data.data.before_pass, data.data.new_pass),
-    Probe("batch", f"{ITERATOR}.__next__", attach=data.follow),
-    Probe("indices", f"{ITERATOR}._next_index", after=data.data.drew),
-    Probe("worker", "multiprocessing.process.BaseProcess.__init__", after=data.data.new_process),
+    Probe("loader_made", f"{LOADER}.__init__", after=loaders.data.made),
+    Probe("pass", f"{LOADER}.__iter__", loaders.data.before_pass, loaders.data.new_pass),
+    Probe("batch", f"{ITERATOR}.__next__", attach=loaders.follow),
+    Probe("indices", f"{ITERATOR}._next_index", after=loaders.data.drew),
+    Probe("worker", "multiprocessing.process.BaseProcess.__init__", after=loaders.data.new_process),
     Probe("items", "torch.utils.data._utils.fetch._MapDatasetFetcher.fetch",
-          data.data.before_fetch, data.data.after_fetch),
+          loaders.data.before_fetch, loaders.data.after_fetch),
     Probe("stream", "torch.utils.data._utils.fetch._IterableDatasetFetcher.fetch",
-          data.data.before_fetch, data.data.after_fetch),
+          loaders.data.before_fetch, loaders.data.after_fetch),
     Probe("backward", "torch.autograd.backward", window.backward),
     Probe("emptied", "torch.autograd.backward",
           training.training.before_backward, training.training.after_backward),
@@ -62,9 +73,9 @@ PROBES = (
     Probe("shuffle", "random", attach=seeds.watch_shuffles),
     Probe("shuffle", "torch.utils.data.dataset.random_split", seeds.seeds.splits,
           also="torch.utils.data.random_split"),
-    Probe("save", "torch.serialization.save", files.saved, also="torch.save"),
-    Probe("load", "torch.nn.Module.load_state_dict", after=files.loaded),
-    Probe("files", "sys.addaudithook", attach=files.watch),
+    Probe("save", "torch.serialization.save", written.saved, also="torch.save"),
+    Probe("load", "torch.nn.Module.load_state_dict", after=written.loaded),
+    Probe("files", "sys.addaudithook", attach=written.watch),
     Probe("printed", "sys.stdout", attach=results.watch_output),
     Probe("exit", "atexit.register", attach=ending.watch),
 )  # fmt: skip
@@ -73,7 +84,7 @@ OF_NUMPY = (
     Probe("shuffle", "numpy.random.shuffle", seeds.seeds.of_numpy),
     Probe("shuffle", "numpy.random.permutation", seeds.seeds.of_numpy),
 )
-OF_SAFETENSORS = (Probe("safetensors", "safetensors", attach=files.watch_safetensors),)
+OF_SAFETENSORS = (Probe("safetensors", "safetensors", attach=written.watch_safetensors),)
 # Modules that may be imported before torch, or after it.
 BESIDE = {"numpy.random": OF_NUMPY, "safetensors": OF_SAFETENSORS}
 OF_HOROVOD = (Probe("horovod", "horovod.torch", attach=collectives.attach_to_horovod),)

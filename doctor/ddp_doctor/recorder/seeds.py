@@ -9,7 +9,7 @@ import torch
 
 from .hooks import hook
 from .notes import is_library, notes
-from .randomness import plain, state_of
+from .states import plain, state_of
 
 MOST = 8  # lines of a library, the latest
 DEEP = 4  # frames of the user's: two calls of a helper that seeds differ in an outer one

@@ -16,14 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 from . import collectives
 from .collectives import trace
 from .figures import capturing, figures, figures_of
-from .inputs import inputs, noted
+from .given import inputs, noted
 from .named import groups_of, names_of, note_fixed, note_layers, note_optimizer, note_state
 from .notes import PADDING, compares, notes, user_line
 from .others import all_modules, others
 from .parameters import MOST, Emptied, Still
 from .parts import Parts
-from .randomness import generators
 from .seeds import seeds
+from .states import generators
 from .unset import unset
 from .window import window
 

@@ -26,11 +26,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..recorder.collectives import TORCH, tensors_in
-from ..recorder.data import data
 from ..recorder.figures import capturing
 from ..recorder.hooks import hook
+from ..recorder.loaders import data
 from ..recorder.notes import HERE, compares, notes, place
-from ..recorder.randomness import plain, state_of
+from ..recorder.states import plain, state_of
 from ..recorder.training import training
 from . import first, without
 

@@ -14,7 +14,7 @@ from functools import wraps
 import torch
 
 from ..recorder.contents import fingerprint, length_of, root_of
-from ..recorder.data import chain, data, draws
+from ..recorder.loaders import chain, data, draws
 from ..recorder.notes import notes, place
 from . import first, without
 

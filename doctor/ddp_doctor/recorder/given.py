@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from .figures import capturing, figures
 from .notes import INPUTS, notes
-from .randomness import generators
+from .states import generators
 from .window import window
 
 MOST_ROWS = 4096  # of a step

@@ -21,8 +21,8 @@ from .contents import (
     to_root,
 )
 from .notes import compares, notes, user_line
-from .randomness import generators
 from .seeds import seeds
+from .states import generators
 from .training import training
 from .window import window
 
