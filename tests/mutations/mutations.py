@@ -205,7 +205,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the seed of the order in 01", 1,
          "sampler.generator.manual_seed(1_000_003 * args.seed + epoch)", "sampler.generator"),
     ],
-    f"{RESUME}::test_bit_for_bit[01_dataparallel-2]": [
+    f"{RESUME}::test_bit_for_bit[01_dataparallel-2-1]": [
         ("the weights of a checkpoint", 7, 'model.load_state_dict(checkpoint["model"])', "pass"),
         ("the momentum of a checkpoint", 6,
          'state["state"] = checkpoint["optimizer"]["state"]', 'state["state"] = {}'),
@@ -259,7 +259,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          'best.pt")\n    save_checkpoint(state, args.output_dir / "checkpoint.pt")',
          'checkpoint.pt")\n    save_checkpoint(state, args.output_dir / "best.pt")'),
     ],
-    f"{RESUME}::test_bit_for_bit[02_distributed-0]": [
+    f"{RESUME}::test_bit_for_bit[02_distributed-2-2]": [
         ("one writer", 6, "if rank == 0:  # [dist] one", "if True:  # one"),
         ("one log", 6, "open_log(args) if rank == 0 else None", "open_log(args)"),
     ],
