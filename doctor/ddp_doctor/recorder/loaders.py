@@ -29,7 +29,7 @@ from .window import window
 MOST_CONTENTS = 100  # batches of a pass whose items are looked at
 
 
-class Pass:
+class Iteration:
     """One iteration over a loader. It keeps neither alive: a loader that goes ends its workers."""
 
     def __init__(self, n: int, loader: object) -> None:
@@ -55,8 +55,8 @@ class Data:
     def __init__(self) -> None:
         self.loaders = 0
         self.passes = 0
-        self.making: Pass | None = None  # the pass whose workers are being started
-        self.giving: Pass | None = None  # the pass that was asked for a batch last
+        self.making: Iteration | None = None  # the pass whose workers are being started
+        self.giving: Iteration | None = None  # the pass that was asked for a batch last
         self.fetchers = (0, 0)  # a process, and how many it has made: each is of a pass
         self.states = None  # of random numbers, before a batch was made
 
@@ -98,7 +98,7 @@ class Data:
 
     def before_pass(self, loader: object) -> None:
         self.passes += 1
-        self.making = Pass(self.passes, loader)
+        self.making = Iteration(self.passes, loader)
 
     def drew(self, indices: object, iterator: object) -> None:
         """What a sampler gives for a batch; loader workers get some before the pass is known."""
@@ -124,7 +124,7 @@ class Data:
         fields = {"first": one.first, "stale": stale, "seeded": seeds.told()}
         notes.event("pass", n=one.n, loader=one.loader, total=total, **fields)
 
-    def batch(self, one: Pass, dataset: object, batch: object) -> None:
+    def batch(self, one: Iteration, dataset: object, batch: object) -> None:
         one.count += 1
         indices, given = one.drawn.popleft() if one.drawn else (None, None)
         fields = {"n": one.n}
@@ -144,7 +144,7 @@ class Data:
         if one.count == 3:  # a forward pass, which may broadcast them, lies behind it
             training.buffers(one.n)
 
-    def end_of_pass(self, one: Pass) -> None:
+    def end_of_pass(self, one: Iteration) -> None:
         one.ended = True
         if one.count in (1, 2):
             training.buffers(one.n)
