@@ -115,6 +115,30 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("all may draw one batch, and take shares of it", 1, "if takes_shares(ranks):",
          "if False:"),
     ],
+    f"{KINDS}::test_nothing_to_say[rays]": [
+        ("models may be given other parts of the same samples", 1,
+         "if steps and all(map(cuts, ranks)):", "if False:"),
+    ],
+    f"{KINDS}::test_is_named[wrong_same_halves]": [
+        ("models that are given the same part", 1,
+         "if all(mine[step] == theirs[step] for step in steps):", "if False:"),
+    ],
+    f"{KINDS}::test_nothing_to_say[local_sgd_scaled]": [
+        ("one rank may leave out a step of its own", 1,
+         "if averages_weights(ranks):  # one may", "if False:  # one may"),
+    ],
+    f"{KINDS}::test_nothing_to_say[made_state]": [
+        ("a step that only makes a state", 1, "begins_state() or self.begins_nothing(optimizer)",
+         "begins_state()"),
+    ],
+    f"{KINDS}::test_nothing_to_say[two_models]": [
+        ("a second model, of which ranks have parts", 1,
+         " if not of_another(ranks[0], what, n) else []", ""),
+    ],
+    f"{AGAINST}::test_ranks_that_share_samples[parts-of-each-text]": [
+        ("each rank of a team counts its targets", 1,
+         "if not same and any(run.team > 1", "if False and any(run.team > 1"),
+    ],
     f"{KINDS}::test_nothing_to_say[zero_by_hand]": [
         ("shares of an optimizer's own are no replicas", 1,
          "replicas(ranks) if alike and not shared_out else []", "replicas(ranks) if alike else []"),
@@ -325,7 +349,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("each step of two runs", 1, "ALL_OF_TWO if compares()", "ALL_UNTIL if compares()"),
     ],
     f"{AGAINST}::test_names_where_runs_part[gathered-scores-without-their-gradient]": [
-        ("each rank may count all targets", 1, "b not in (a, a * each)", "b != a"),
+        ("each rank may count all targets", 1, "same = b in (a, a * each)", "same = b == a"),
         ("a gradient that a gather cuts off", 1, "and gathered(ratios, 1 / worlds)", "and False"),
     ],
     f"{AGAINST}::test_which_steps_were_compared": [
@@ -800,7 +824,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{KINDS}::test_nothing_to_say[folds]": [
         ("the doctor looks for a sampler in a sampler", 1, '("sampler", "_sampler")', '()'),
-        ("the doctor knows a step that is none", 1, "if begins_state():", "if False:"),
+        ("the doctor knows a step that is none", 1, "if begins_state() or self", "if self"),
         ("the doctor says that samples are chosen", 1, '        return "chosen"\n',
          "        return None\n"),
     ],

@@ -27,7 +27,7 @@ from ddp_doctor.against.comparison import Comparison
 from ddp_doctor.against.first import for_second_run
 from ddp_doctor.against.runs import run_of
 from ddp_doctor.checks import judge
-from ddp_doctor.checks.weights import apart, differ
+from ddp_doctor.checks.equal import apart, differ
 from ddp_doctor.findings import WRONG
 from ddp_doctor.job import Job
 from ddp_doctor.ranks import Rank, failed, read_ranks
@@ -433,6 +433,9 @@ SHARED = (FOLDER / "tensor_parallel_by_hand.py").read_text()
 # ZeRO of one's own: the optimizer of each rank has some tensors.
 BY_TENSORS = (*BY_TENSORS, "batch_size=9", "batch_size=18 // dist.get_world_size()")
 ZERO = faults.changed((FOLDER / "zero_by_hand.py").read_text(), BY_TENSORS)
+# The model of each rank is given a part of what all have.
+RAYS = (FOLDER / "rays.py").read_text()
+TEXTS = (FOLDER / "sequence_halves.py").read_text().replace("Attention(), ", "")
 NOT_AVERAGED = "shares of the optimizer, and nothing is averaged"
 TEAMS = {
     "a part of each layer": (against.TENSORS, (), [], "8 of 8 steps"),
@@ -446,6 +449,13 @@ TEAMS = {
         SHARED, against.BY_HAND, ["numbers:parts", "gradients:team"], "2 times as large in B"),
     "by hand, averaged": (
         SHARED, against.AVERAGED, ["numbers:parts", "gradients:team"], "0.5 times as large in B"),
+    "rays of each picture": (RAYS, (), [], "gradients and weights: 24 of 24 steps"),
+    "parts of each text": (
+        TEXTS, (), ["printed:share"], "gradients and weights: 18 of 18 steps"),
+    "parts of each text, cut twice": (
+        TEXTS, ("inputs = tok", "tokens = tokens[:, : 4 * (3 - world_size)]\n"
+                "            inputs = tok"),
+        ["counts", "printed:known"], "losses count 56 targets in A, 24 in B"),
     "shares of the optimizer": (ZERO, (), ["printed:share"], "first weights: 4 tensors"),
     NOT_AVERAGED: (
         ZERO, ("(model(inputs)", "(getattr(model, 'module', model)(inputs)"),
@@ -455,7 +465,10 @@ TEAMS = {
 
 @pytest.mark.parametrize(
     "kind",
-    but(TEAMS, ["by hand, added up twice", "by hand, averaged", NOT_AVERAGED]),
+    but(
+        TEAMS,
+        ["rays of each picture", "by hand, added up twice", "by hand, averaged", NOT_AVERAGED],
+    ),
     ids=hyphens,
 )
 def test_ranks_that_share_samples(kind: str, crew: Crew, tmp_path: Path) -> None:

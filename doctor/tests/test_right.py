@@ -225,6 +225,40 @@ VARIANTS = {
     "wrong_detection": ("detection", "sampler=sampler)", "shuffle=True)"),
     # The same under contrastive training, whose ranks gather the features of all samples.
     "wrong_contrast": ("simclr", "sampler=sampler", "shuffle=True"),
+    # Halves of each text, which ranks need not tell each other: words by themselves. And all take
+    # the same half; or two places cut the text, which no rank can see.
+    "parts_of_texts": ("sequence_halves", "Attention(), ", ""),
+    "wrong_same_halves": (
+        "sequence_halves", "Attention(), ", "", "tokens[:, :-1].chunk(world_size, dim=1)[rank]",
+        "tokens[:, :-1].chunk(world_size, dim=1)[0]",
+        "tokens[:, 1:].chunk(world_size, dim=1)[rank]",
+        "tokens[:, 1:].chunk(world_size, dim=1)[0]",
+    ),
+    "texts_cut_twice": (
+        "sequence_halves", "Attention(), ", "", "    for epoch in range(3):\n",
+        "    for epoch in range(3):\n        part = slice(rank * 2, rank * 2 + 2)\n",
+        "            loss = ", "            inputs, targets = inputs[:, part], targets[:, part]\n"
+        "            loss = ",
+    ),
+    # All ranks take the same rays of the picture that they share.
+    "wrong_same_rays": ("rays", "rays[rank::world_size]", "rays[: RAYS // world_size]"),
+    # One rank leaves out a step: there its gradient is infinite.
+    "local_sgd_scaled": (
+        "local_sgd", "    dataset = Tensor", "    inputs[41] = 1e30\n    dataset = Tensor",
+        "    step = 0\n", "    step, scaler = 0, torch.amp.GradScaler('cpu')\n",
+        "            loss.backward()\n            optimizer.step()\n",
+        "            scaler.scale(loss).backward()\n            scaler.step(optimizer)\n"
+        "            scaler.update()\n",
+    ),
+    # A step that only makes the optimizer's state, for a checkpoint to be read into.
+    "made_state": (
+        "sharded_checkpoint", "    for epoch in range(3):\n",
+        "    for group in optimizer.param_groups:\n        group['lr'] = 0.0\n"
+        "        for p in group['params']:\n            p.grad = torch.zeros_like(p)\n"
+        "    optimizer.step()\n    for group in optimizer.param_groups:\n"
+        "        group['lr'] = 1e-2\n    for state in optimizer.state.values():\n"
+        "        state['step'].zero_()\n    optimizer.zero_grad()\n    for epoch in range(3):\n",
+    ),
     # Statistics that nobody puts together.
     "wrong_statistics": ("normalizer", "    normalizer.synchronize()\n", ""),
     # FSDP gathers weights, not samples.
@@ -269,6 +303,8 @@ WRONG = {
     "wrong_frozen": "drifting_weights",
     "wrong_statistics": "unequal_buffers",
     "wrong_pairs_alike": "same_samples",
+    "wrong_same_halves": "same_samples",
+    "wrong_same_rays": "same_samples",
     "wrong_tensor_parallel_clipped": "clipped",
     "wrong_zero_by_hand": "drifting_weights",
     "wrong_zero_by_tensors": "drifting_weights",
@@ -285,7 +321,8 @@ CORE = """
     wrong_contrast wrong_vote curriculum episodes divided_classes_of_one_seed last_pass
     experts_beside_parts fresh_mixing normalizer resume_at_end
     resume_that_skips resume_in_place users_of_a_list wrong_average wrong_statistics
-    wrong_zero_by_tensors
+    wrong_zero_by_tensors rays parts_of_texts wrong_same_rays wrong_same_halves local_sgd_scaled
+    made_state two_models
 """.split()
 # What must be checked in them, and what must not: to be silent would be no proof.
 CHECKED = {
@@ -297,6 +334,10 @@ CHECKED = {
     "detection": ("overlapping_samples wrong_evaluation", ""),
     # Nobody can tell whether all of a fold was evaluated, and each sample once.
     "folds": ("", "wrong_evaluation"),
+    # The model of each rank is given another part of the samples that all have.
+    **dict.fromkeys(["rays", "parts_of_texts", "texts_cut_twice"], ("", "same_samples")),
+    # It only makes a state: the first step of the script is another one.
+    "made_state": ("equal_randomness", ""),
     # A rank's own part is put back: nobody can tell whether the rest of its gradient is missing.
     "own_part": ("", "lost_gradient"),
     # Its samples are made of the random numbers that come again.
@@ -326,7 +367,6 @@ NOTES = {
     "gathered_and_cut": "wrong_evaluation",
     "own_batch_sampler": "unequal_counts",  # batches of as many tokens, and means over samples
     "grpo": "same_samples",
-    "sequence_halves": "same_samples",
     "wrong_average": "drifting_weights",
     "wrong_beside": "drifting_weights",
     "wrong_contrast": "overlapping_samples",

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 
 from ..before import METADATA
-from ..checks.weights import apart, averages_weights
+from ..checks.equal import apart, averages_weights
 from ..findings import FACTS, compares
 from ..printed import others
 from ..recorder.notes import NAMELESS
@@ -391,7 +391,10 @@ class Comparison:
         the same model."""
         a, b = (run.targets(n) for run in self.runs)
         each = len(self.two.ranks) / len(self.one.ranks)  # where each has gathered all
-        if a and b and b not in (a, a * each) and (self.numbers or n == 1):
+        same = b in (a, a * each)
+        if not same and any(run.team > 1 or run.given for run in self.runs):
+            a, b = (run.targets(n, run.everyone) for run in self.runs)  # each counts its part
+        if a and b and not same and a != b and (self.numbers or n == 1):
             found = unmatched(self.runs, 0, n - 1, self.ordered, layers=False)
             if not (found or any(one.drawn for one in self.batches)):
                 self.say("differs", "counts", n, mine=a, theirs=b)

@@ -10,9 +10,10 @@ from os.path import commonprefix
 from statistics import mode
 
 from ..before import METADATA
-from ..checks.data import most_padding
+from ..checks.data import most_padding, other_parts
+from ..checks.equal import apart, differ
 from ..checks.teams import Teams
-from ..checks.weights import apart, differ, divided_by_hand
+from ..checks.weights import divided_by_hand
 from ..printed import BAR, CLOCKS, NUMBER, of_evaluation, results, unit
 from ..ranks import Pass, Rank
 
@@ -28,6 +29,7 @@ class Run:
     together: bool  # ranks work on one sample, and nobody knows which are those of a step
     exchange: bool  # ranks tell each other something of their samples in each step
     sharded: bool
+    given: bool = False  # the model of each rank is given its part of the same samples
     shared_out: bool = False  # the optimizer of each rank has tensors of its own
     names: dict[int, list] = field(default_factory=dict)  # optimizer (0: none) -> [name, its group]
     options: dict[int, list] = field(default_factory=dict)  # optimizer -> settings of each group
@@ -67,9 +69,10 @@ class Run:
         sure = best == 0 or (best < bound and sum(10 * best > one for one in far.values()) == 1)
         return max(n for n, one in far.items() if one == best) if sure else 0
 
-    def targets(self, n: int) -> float:
-        """That losses of step n count on all ranks together; 0: nobody can tell."""
-        every = [event for rank in self.ranks for event in rank.events["divisors"]]
+    def targets(self, n: int, ranks: list[Rank] | None = None) -> float:
+        """That losses of step n count on these ranks together, or on those that have samples of
+        their own; 0: nobody can tell."""
+        every = [event for rank in ranks or self.ranks for event in rank.events["divisors"]]
         terms = [event["terms"] for event in every if event["n"] == self.begun + n]
         return 0.0 if None in terms else sum(counted for rows in terms for counted, *_ in rows)
 
@@ -147,6 +150,8 @@ def run_of(label: str, ranks: list[Rank]) -> Run:
         run.team = len(share[0])
         run.together = not all(map(same_samples, share))
         run.ranks = run.ranks if run.together else [team[0] for team in share]
+    elif other_parts(ranks) and same_samples(ranks):
+        run.given, run.ranks = True, ranks[:1]
     run.shared_out = divided_by_hand(ranks)
     found = [ranks[0].events["fixed"][-1:]]
     for rank in ranks if run.shared_out else ranks[:1]:

@@ -1,13 +1,15 @@
 """Samples and targets in training."""
 
+import math
 import re
+from ast import literal_eval
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 
 from ..findings import NOTE, TRAINING, WRONG, check, finds
 from ..ranks import Pass, Rank
-from ..recorder.notes import INPUTS
+from ..recorder.notes import INPUTS, LOADED
 from ..report import Report, listed, short
 from .seeds import again, shuffled
 
@@ -32,8 +34,8 @@ def check_samples(ranks: list[Rank], report: Report) -> str | None:
     sharing = ""  # why ranks may have equal samples
     if report.teams.together:
         sharing = "together"
-    elif all(map(slices, ranks)):
-        sharing = "sliced"
+    else:
+        sharing = other_parts(ranks)
     if any(one.unseen() for by in trained for passes in by.values() for one in passes):
         return "indices"
 
@@ -87,6 +89,46 @@ def check_rows(ranks: list[Rank], report: Report) -> str | None:
     for name in ("overlapping_samples", "same_order", "unequal_targets"):
         report.skip(name, "loader")
     return None
+
+
+def other_parts(ranks: list[Rank]) -> str:
+    """Whether models are given other parts of the same samples: the reason why ranks may share
+    these; not, where two models are given the same."""
+    firsts = [[one for one in rank.trained()[:1]] for rank in ranks]
+    begun = [[list(map(one.keys_of, one.batches[:LOADED])) for one in passes] for passes in firsts]
+    rows = [rank.figures["rows"] for rank in ranks]
+    if any(mine != begun[0] for mine in begun):
+        rows = [{}]
+    steps = set.intersection(*map(set, rows))
+    for mine, theirs in combinations(rows if steps else [], 2):
+        if all(mine[step] == theirs[step] for step in steps):
+            return ""
+    if steps and all(map(cuts, ranks)):
+        return "given"
+    return "sliced" if all(map(slices, ranks)) else ""
+
+
+def cuts(rank: Rank) -> bool:
+    """Whether the rows that its model is given have another size than what is in a sample."""
+    items, given = sizes_of(rank)
+    return bool(items and given) and max(given) not in items
+
+
+def few_of(rank: Rank) -> bool:
+    """Whether its model is given clearly fewer numbers than its samples have."""
+    items, given = sizes_of(rank)
+    rows = rank.figures["rows"].get(2) or []
+    samples = min((one.size() for one in rank.trained()), default=0)
+    return bool(items and given) and len(rows) * sum(given) < 0.75 * samples * sum(items)
+
+
+def sizes_of(rank: Rank) -> tuple[list[int], list[int]]:
+    """How many numbers the tensors of a sample have, and those of a row that its model is given."""
+    batches = [batch for one in rank.trained()[:1] for batch in one.batches[:1]]
+    kinds = {kind for step in rank.steps[:LOADED] for kind in step["kinds"]}
+    shapes = [literal_eval(kind.partition(" ")[2]) for kind in kinds]
+    items = [math.prod(shape) for batch in batches for shape in batch.get("shape") or []]
+    return items, list(map(math.prod, shapes))
 
 
 def slices(rank: Rank) -> bool:
@@ -163,6 +205,8 @@ def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report
                 name = "same_samples"
                 if report.teams.exchange:
                     name = "same_samples:exchange"
+                elif all(map(slices, ranks)) or all(map(few_of, ranks)):
+                    name = "same_samples:given"
                 elif loader["iterable"]:
                     name = "same_samples:stream"
                 elif loader["replacement"] or re.search(DRAWN, loader["sampler"]):

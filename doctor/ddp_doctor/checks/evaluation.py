@@ -9,7 +9,8 @@ from ..printed import numbers_in, results, unit
 from ..ranks import Pass, Rank
 from ..report import Report, listed
 from .data import CHOSEN, comparable
-from .weights import compared, differ, differences, stay
+from .equal import differ, differences
+from .weights import compared, stay
 
 NEEDS = f"{TRAINING} indices collectives files save printed"
 

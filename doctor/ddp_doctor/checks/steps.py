@@ -3,6 +3,7 @@
 from ..findings import HANG, TRAINING, WRONG, check, finds
 from ..ranks import Rank
 from ..report import Report
+from .equal import averages_weights
 
 
 @check(between=True)
@@ -30,6 +31,8 @@ def check_steps(ranks: list[Rank], report: Report) -> str | None:
 
             few, many, values = extremes(ranks, steps)
             if few != many and all(one.ended for one in passes):
+                if averages_weights(ranks):  # one may leave out a step of its own
+                    return "local"
                 at = ranks[few].steps[-1]["at"]
                 return report.find("unequal_steps:skipped", at, epoch=epoch, **values)
 

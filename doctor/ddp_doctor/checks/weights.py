@@ -1,19 +1,18 @@
 """Gradients and weights of ranks that train one model."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 
 from ..findings import NOTE, WRONG, check, finds
 from ..ranks import Rank, failed
 from ..recorder.notes import PADDING
 from ..report import Report, listed
+from .equal import averages_weights, differ, differences
 from .teams import FEW, averages_nothing, exchanges
 
 NEEDS = "gradients step collectives join exit horovod"
 IDS = ("no_averaging", "unequal_gradients", "drifting_weights")
 ALIKE = 1e-3  # by so little factors may differ where one number was multiplied into all
-TOLERANCE = 1e-6  # relative: smaller differences come from the order of additions
 
 
 @check(between=True, unless="unequal_steps")
@@ -216,64 +215,8 @@ def averages_inside(ranks: list[Rank], step: int) -> bool:
     return bool(later) and mine[max(later)] != mine[min(mine)] and not any(later.values())
 
 
-def differ(one: list, other: list) -> bool:
-    """Whether figures of two ranks are unequal, by more than sums taken otherwise are."""
-    return any(apart(*rows) > TOLERANCE for rows in zip(one, other, strict=True))
-
-
-def apart(mine: tuple, theirs: tuple, least: float = 0.0) -> float:
-    """How far two tensors are apart, relative to their norm, so far as figures tell it. NaN and
-    infinity are equal to themselves, and far from all else."""
-    (norm, sample), (norm2, sample2) = mine, theirs
-    if repr([norm, sample]) == repr([norm2, sample2]):
-        return 0.0
-    scale = max(norm, norm2, least, 1e-30)
-    found = [abs(norm - norm2) / scale]
-    if None not in (sample, sample2):
-        found.append(abs(sample - sample2) / 64 / scale)
-    return max(found) if all(map(math.isfinite, found)) else math.inf
-
-
-def differences(ranks: list[Rank], what: str) -> dict[int, dict | None]:
-    """For each step that has figures: two ranks whose are unequal, if any, for the words."""
-    found = {}
-    for n, mine in sorted(ranks[0].figures[what].items()):
-        for rank in ranks[1:]:
-            if n in rank.figures[what]:  # else nobody knows, as where rank 0 alone saves
-                found.setdefault(n, None)
-                if differ(mine, rank.figures[what][n]):
-                    found[n] = {"step": n, "one": ranks[0].rank, "other": rank.rank}
-    return found
-
-
 def first_difference(ranks: list[Rank], what: str) -> dict | None:
     return next(filter(None, differences(ranks, what).values()), None)
-
-
-def averages_weights(ranks: list[Rank]) -> bool:
-    """Local SGD: weights drift apart, until the script itself makes them equal again."""
-    size = sum(ranks[0].model["sizes"])
-    apart = None
-    for n, unequal in differences(ranks, "weights").items():
-        if unequal:
-            apart = n if apart is None else apart
-        elif apart is not None and ranks[0].summed(apart, n + 1) >= size / 2:
-            return True
-    # Or after unequal numbers of steps, as clients of federated learning make them.
-    for met in zip(*(summed_after(rank, size / 2) for rank in ranks), strict=False):
-        found = [rank.figures["weights"].get(n) for rank, n in zip(ranks, met, strict=True)]
-        if len(set(met)) > 1 and apart is not None and all(found):
-            if not any(differ(found[0], other) for other in found[1:]):
-                return True
-    return False
-
-
-def summed_after(rank: Rank, least: float) -> list[int]:
-    """The steps after which the script itself sent so many numbers."""
-    counts = Counter()
-    for event in rank.own_calls():
-        counts[event["place"]] += event["size"]
-    return sorted(place for place, count in counts.items() if count >= least)
 
 
 def sweeps(ranks: list[Rank]) -> bool:

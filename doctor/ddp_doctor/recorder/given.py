@@ -7,7 +7,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from .figures import capturing, figures
-from .notes import INPUTS, notes
+from .notes import INPUTS, LOADED, notes
 from .states import generators
 from .window import window
 
@@ -37,7 +37,7 @@ class Inputs:
         self.given: list[Given] = []  # since the step before
         self.states: dict = {}  # of random numbers, after one of the first steps
         self.drawn = False  # some were drawn between a step and the next forward pass
-        self.over = False
+        self.steps = 0
         self.begun: dict = {}  # the state before the forward pass that the first gradient comes of
 
     def begin(self) -> None:
@@ -46,9 +46,10 @@ class Inputs:
 
     def before(self, found: list, *given: object) -> None:
         loaded = window.lines or window.given  # by a DataLoader
-        if self.over or loaded or not torch.is_grad_enabled() or capturing():
+        over = self.steps >= (LOADED if loaded else INPUTS)
+        if over or not torch.is_grad_enabled() or capturing():
             return
-        if self.states and not self.given:
+        if self.states and not self.given and not loaded:
             self.drawn = self.drawn or self.states != generators()
         found.append(Given(tensors_of(given)))
         self.given += found
@@ -60,7 +61,7 @@ class Inputs:
     def step(self, n: int, states: dict) -> dict:
         """For the event of step n; states: of random numbers."""
         given = [one for one in self.given if one.learned]
-        self.given, self.states, self.over = [], states, n >= INPUTS
+        self.given, self.states, self.steps = [], states, n
         rows = [one.rows for one in given if one.rows is not None]
         if len(rows) == len(given) > 0 and sum(map(len, rows)) <= MOST_ROWS:
             figures.write("rows", n, torch.cat([part.to(rows[0].device) for part in rows]))

@@ -25,6 +25,7 @@ STOPPED = "stopped-"  # what it is then renamed to; the number of the error foll
 NAMELESS = "parameter "  # begins the name of one that is in no module; its number follows
 PADDING = 0.05  # of a model's numbers: so much may be added where each rank has a part
 INPUTS = 100  # steps of which it is noted what models are given
+LOADED = 4  # so many where a loader gives the samples: do ranks take other parts of them?
 IDLE = 20  # seconds without an event: then the stack is written down
 HIGH = 1000  # numbers of our files: who closes all files, or needs the lowest number, is below
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep

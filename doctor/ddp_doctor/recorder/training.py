@@ -21,7 +21,7 @@ from .named import groups_of, names_of, note_fixed, note_layers, note_optimizer,
 from .notes import PADDING, compares, notes, user_line
 from .others import all_modules, others
 from .parameters import MOST, Emptied, Still
-from .parts import Parts
+from .parts import Parts, divided
 from .seeds import seeds
 from .states import generators
 from .unset import unset
@@ -59,6 +59,7 @@ class Training:
         self.thrown = 0  # gradients that were emptied before this step could use them
         self.before = 0  # steps, at the backward pass before
         self.still = weakref.WeakKeyDictionary()  # an optimizer -> its tensors that never move
+        self.divided = weakref.WeakKeyDictionary()  # an optimizer -> are its tensors parts?
         self.made = weakref.WeakKeyDictionary()  # an optimizer or DDP -> its line
         self.schedulers = weakref.WeakKeyDictionary()
         self.model = lambda: None  # that is trained, if it still exists
@@ -68,7 +69,7 @@ class Training:
         self.scaled = False  # a GradScaler has multiplied the loss, and not divided the gradients
 
     def before_step(self, optimizer: object, args: tuple = (), kwargs: dict | None = None) -> None:
-        if begins_state():
+        if begins_state() or self.begins_nothing(optimizer):
             return
         notes.call("lost", trace.end)
         if self.steps == 0 and self.done:
@@ -94,6 +95,15 @@ class Training:
             if self.steps % OTHERS == 0 and self.steps < ALL_UNTIL:
                 others.write(self.steps)
 
+    def begins_nothing(self, optimizer: object) -> bool:
+        """Whether this step only makes the optimizer's state, to read a checkpoint into: nothing
+        was trained before, and all gradients are 0."""
+        if self.steps or window.backwards:
+            return False
+        gradients = [p.grad for p in parameters_of(optimizer)]
+        own = [getattr(grad, "_local_tensor", grad) for grad in gradients if grad is not None]
+        return not any(grad.any() for grad in own)
+
     def after_step(self, optimizer: object, *_: object) -> None:
         if self.done:
             return
@@ -110,6 +120,7 @@ class Training:
         self.steps += 1
         if optimizer not in self.optimizers:
             self.optimizers[optimizer] = self.number(optimizer, parameters)
+            self.divided[optimizer] = any(map(divided, parameters))
             if compares():
                 model = find_model(set(map(id, parameters)))
                 note_optimizer(self.optimizers[optimizer], optimizer, model, self.parts)
@@ -132,6 +143,7 @@ class Training:
             left=self.emptied.setdefault(optimizer, Emptied()).after_step(parameters),
             thrown=self.thrown,
             trains=self.trains(),
+            divided=self.divided[optimizer],
             **window.step(),
             **inputs.step(self.steps, states),
         )
