@@ -687,13 +687,13 @@ def copied(names: list[str]) -> str:
 def a_start(source: str, folder: Path, kill_at: int) -> tuple[int, list[float]]:
     """In a crew member: a script with the page's loop, 2 epochs of 20 steps, of which rank 1 gets
     SIGTERM in one. The number of the last step, and the weights."""
-    os.chdir(folder)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     data = TensorDataset(torch.randn(80, 4), torch.randint(2, (80,)))
-    place = torch.load("latest.pt")["place"] if Path("latest.pt").exists() else (0, 0)
+    latest = folder / "latest.pt"
+    place = torch.load(latest)["place"] if latest.exists() else (0, 0)
     at = [20 * place[0] + place[1]]
 
     def train_step(ddp_model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
@@ -708,14 +708,18 @@ def a_start(source: str, folder: Path, kill_at: int) -> tuple[int, list[float]]:
     flags = {"epochs": 2, "seed": 5, "print_freq": 1, "save_minutes": 15, "evaluate": False}
     script = {
         "__name__": "script", "train_set": data, "batch": 2, "model": model,
-        "rank": dist.get_rank(), "parts": {"model": model, "optimizer": optimizer}, "args": SimpleNamespace(**flags),
-        "device": torch.device("cpu"), "train_step": train_step,
+        "parts": {"model": model, "optimizer": optimizer}, "args": SimpleNamespace(**flags),
+        "rank": dist.get_rank(), "device": torch.device("cpu"), "train_step": train_step,
         "load": recipes.load, "save": recipes.save, "seed_epoch": recipes.seed_epoch,
     }  # fmt: skip
+    before = os.getcwd()
+    os.chdir(folder)
     try:
         exec(compile(source, "script", "exec"), script)
     except SystemExit as stopped:
         assert stopped.code == 75 and at[0] == kill_at
+    finally:
+        os.chdir(before)
     return at[0], flat(model).tolist()
 
 
