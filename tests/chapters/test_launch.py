@@ -1,6 +1,7 @@
 """What only real launches show: two jobs side by side, two machines, the lines of the README."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -71,14 +72,30 @@ def test_docstring(chapter: str) -> None:
         assert not unknown and (args.data or args.synthetic), line
 
 
-README_LINES = re.search(r"```bash\n(TRY=.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+README_LINES = re.search(r"```bash\n(TRY\(\).*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+# A clock that goes on by a second at each look, and launchers that say what they were given.
+STAND_INS = """
+date() { echo >>clock; echo $(wc -l <clock); }
+for name in python torchrun horovodrun srun; do eval "$name() { echo $name \\"\\$@\\"; }"; done
+"""
 
 
-def test_lines_of_the_readmes() -> None:
-    """One for each chapter, after the one that sets TRY, and the same in both languages."""
+def test_lines_of_the_readmes(tmp_path: Path) -> None:
+    """One for each chapter, the same in both languages: understood by its parser, and typed twice
+    it writes into two folders, which it names."""
     assert README_LINES in (ROOT / "README.zh-CN.md").read_text()
-    first, *lines = README_LINES.splitlines()
-    words = re.fullmatch(r'TRY="(.*)"', first)[1].split()
-    for line, chapter in zip(lines, CHAPTERS, strict=True):
-        assert f"{chapter}/main.py $TRY" in line
-        assert load_chapter(chapter).build_parser().parse_args(words).epochs == 3
+    script = STAND_INS + README_LINES.split("TRY python")[0]
+    lines = re.findall("^TRY .*", README_LINES, re.M)
+    script += "\n".join(line for line in lines for _ in range(2))
+    bash = subprocess.run(["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True)
+    assert bash.returncode == 0, bash.stderr
+    said = bash.stdout.splitlines()
+    folders = set()
+    for number, line in enumerate(said[1::2]):
+        chapter = CHAPTERS[number // 2]
+        before, after = line.split(f"{chapter}/main.py ")
+        assert before.strip() in lines[number // 2]
+        args = load_chapter(chapter).build_parser().parse_args(after.split())
+        assert (args.epochs, said[2 * number].split()[-1]) == (3, str(args.output_dir))
+        folders.add(args.output_dir)
+    assert len(folders) == len(said) / 2 == 2 * len(CHAPTERS)

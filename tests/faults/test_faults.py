@@ -235,12 +235,12 @@ def test_told_to_end(chapter: str, how: str, tmp_path: Path, fault_table: FaultT
     assert "SIGKILL" not in result.output  # as torchrun says when a signal alone did not help
     state, log = load_state(tmp_path / "run/checkpoint.pt"), events(tmp_path / "run")
     outcome = f"all processes end, status {result.returncode}; checkpoint whole"
-    # horovodrun ends its ranks 5 seconds after it was told to, which may be too soon.
-    if how != "Ctrl-C" and (chapter, how) != (HOROVOD, "SIGTERM"):
+    # horovodrun ends its ranks 5 seconds after it was told to, which may be too soon; srun at once.
+    if how != "Ctrl-C" and (chapter, how) not in ((HOROVOD, "SIGTERM"), (SLURM, "SIGTERM")):
         last = [row for row in log if row["event"] == "train"][-1]
         assert log[-1]["event"] == "stopped", result.output
         assert (state["epoch"], state["step"]) == (last["epoch"], last["step"])
-        assert result.returncode == (75 if chapter in (ALONE, SPAWNS, SLURM) else 1), result.output
+        assert result.returncode == (75 if chapter in (ALONE, SPAWNS) else 1), result.output
         outcome = f"saved at its step, status {result.returncode}; all processes end"
     assert state["epoch"] >= 1
     fault_table(f"{how} to the launcher", chapter, outcome, seconds)

@@ -1,7 +1,7 @@
 """What recipes.md promises: each recipe works, and is needed, on two processes (losses over the
 batch: on one, two and three), and a loop that has most of them trains alike on any number."""
 
-import contextlib
+import ast
 import copy
 import functools
 import importlib
@@ -13,7 +13,6 @@ import re
 import signal
 import sys
 import tarfile
-import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +23,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from crew import Crew
-from harness import assert_same, run_short
+from crew import Crew, call_main
+from harness import ROOT, assert_same, load_state, run
+from plain_training import EPOCHS, HIGH_RATE, STEPS, arguments, assert_is_plain_training
 from test_convert import EXAMPLES, play, without
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from torchvision.transforms import v2
+from with_tiny_model import tiny_float64
 
 RECIPES = (EXAMPLES / "recipes.py").read_text()
 
@@ -154,21 +155,6 @@ def together(recipes: Any) -> None:
     """Ranks with 3 and 5 batches. Without the common word, the longer rank waits for ever."""
     batches = recipes.together(range(3 + 2 * dist.get_rank()), dist.group.WORLD)
     assert both(len(list(batches))) == [3, 3]
-
-
-@needs(("super().__iter__(), self.done", "super().__iter__(), 0"))
-def inside_an_epoch(recipes: Any) -> None:
-    """The images of a rank in an epoch, and in the rest of it after so many."""
-    seen = []
-    for done in (0, 8):
-        sampler = recipes.ResumableSampler(range(40), seed=5, drop_last=True)
-        sampler.set_epoch(3)
-        sampler.done = done
-        loader = DataLoader(range(40), 4, sampler=sampler)
-        assert len(loader) == (20 - done) // 4
-        seen.append([image for batch in loader for image in batch.tolist()])
-    whole, rest = seen
-    assert whole[8:] == rest
 
 
 def draw(batch: list[int]) -> list[float]:
@@ -351,67 +337,6 @@ def one_cycle(recipes: Any) -> None:
         optimizer.step()
         scheduler.step()
     assert optimizer.param_groups[0]["lr"] < 1e-5
-
-
-@needs(("dist.all_reduce(found, dist.ReduceOp.MAX, group=self.cpu_group)", "pass"))
-def asked_to_stop(recipes: Any) -> None:
-    """A signal to one rank stops all."""
-    stop = recipes.Stop(dist.group.WORLD)
-    assert not stop.on_any_rank()
-    if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert both(stop.on_any_rank()) == [True, True]
-
-
-def two_epochs(recipes: Any, kill_at: int = 0) -> Tensor | None:
-    """The weights after two epochs of 20 steps; or None, if rank 1 got SIGTERM in a step."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
-    data = TensorDataset(torch.randn(80, 4), torch.randint(2, (80,)))
-    sampler = recipes.ResumableSampler(data)
-    loader = DataLoader(data, 2, sampler=sampler)
-    parts = {"model": model, "optimizer": SGD(model.parameters(), lr=0.1, momentum=0.9)}
-    epoch, done = recipes.load("latest.pt", parts) if Path("latest.pt").exists() else (0, 0)
-    first = 20 * epoch + done
-    stop = recipes.Stop(dist.group.WORLD)
-    seen = []
-
-    def forward(*_: Any) -> None:
-        seen.append(1)
-        if first + len(seen) == kill_at and dist.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    model.register_forward_pre_hook(forward)
-    ddp_model = DistributedDataParallel(model)
-    with contextlib.suppress(SystemExit):
-        while epoch < 2:
-            sampler.set_epoch(epoch)
-            recipes.train_from(ddp_model, loader, (epoch, done), parts, stop)
-            epoch, done = epoch + 1, 0
-        assert first + len(seen) == 40
-        return flat(model)
-    assert first + len(seen) == kill_at
-    return None
-
-
-@needs(
-    ("seed_epoch(0, epoch, dist.get_rank(), step)", "pass"),
-    ("enumerate(loader, start=done + 1)", "enumerate(loader, start=1)"),
-    ("loader.sampler.done = done * loader.batch_size", "pass"),
-)
-def taken_away(recipes: Any) -> None:
-    """Stopped in both epochs, with dropout: the same bits as without."""
-    folder = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(folder)
-    before = os.getcwd()
-    os.chdir(folder[0])
-    try:
-        whole = two_epochs(recipes)
-        assert two_epochs(recipes, kill_at=7) is None
-        assert two_epochs(recipes, kill_at=33) is None
-        assert torch.equal(two_epochs(recipes), whole)
-    finally:
-        os.chdir(before)
 
 
 @needs(("dist.all_reduce(sums)", "pass"))
@@ -733,6 +658,148 @@ def test_image_and_mask() -> None:
     assert not alike(pairs_of(resized))
 
 
+# ------------------------------------------------------------------------ 02's parts, and 02 itself
+
+HUB_SOURCE = (ROOT / "02_distributed/main.py").read_text()
+MID_EPOCH = re.search(
+    r'<a id="mid-epoch"></a>\n\n(Copy from .+?): (.+?)\..*?```python example\n(.+?)```',
+    (ROOT / "docs/en/recipes.md").read_text("utf-8"),
+    re.S,
+)
+
+
+def copied(names: list[str]) -> str:
+    """These definitions of 02, and its imports."""
+    nodes = ast.parse(HUB_SOURCE).body
+    kept = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    for name in names:
+        (found,) = (
+            node
+            for node in nodes
+            if name == getattr(node, "name", "")
+            or name in [target.id for target in getattr(node, "targets", [])]
+            or name == getattr(getattr(node, "target", None), "id", "")
+        )
+        kept.append(found)
+    return "\n".join(ast.unparse(node) for node in kept)
+
+
+def a_start(source: str, folder: Path, kill_at: int) -> tuple[int, list[float]]:
+    """In a crew member: a script with the page's loop, 2 epochs of 20 steps, of which rank 1 gets
+    SIGTERM in one. The number of the last step, and the weights."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    data = TensorDataset(torch.randn(80, 4), torch.randint(2, (80,)))
+    latest = folder / "latest.pt"
+    place = torch.load(latest)["place"] if latest.exists() else (0, 0)
+    at = [20 * place[0] + place[1]]
+
+    def train_step(ddp_model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+        at[0] += 1
+        if at[0] == kill_at and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        cross_entropy(ddp_model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    recipes = names_of(RECIPES)
+    flags = {"epochs": 2, "seed": 5, "print_freq": 1, "save_minutes": 15, "evaluate": False}
+    script = {
+        "__name__": "script", "train_set": data, "batch": 2, "model": model,
+        "parts": {"model": model, "optimizer": optimizer}, "args": SimpleNamespace(**flags),
+        "rank": dist.get_rank(), "device": torch.device("cpu"), "train_step": train_step,
+        "load": recipes.load, "save": recipes.save, "seed_epoch": recipes.seed_epoch,
+    }  # fmt: skip
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        exec(compile(source, "script", "exec"), script)
+    except SystemExit as stopped:
+        assert stopped.code == 75 and at[0] == kill_at
+    finally:
+        os.chdir(before)
+    return at[0], flat(model).tolist()
+
+
+def test_what_to_copy_from_02(crew: Crew, tmp_path: Path) -> None:
+    """It is enough: stopped in both epochs, with dropout, a script ends with the same bits as in
+    one piece. Without its points it does not."""
+    names = re.findall(r"`(\w+)`", MID_EPOCH[2])
+    assert len(names) == 8
+    loop = MID_EPOCH[3].replace("num_workers=4", "num_workers=0")
+    source = copied(names) + "\n" + loop
+
+    def end(name: str, script: str, *kills: int) -> tuple[int, list[float]]:
+        (folder := tmp_path / name).mkdir()
+        for kill_at in (*kills, 0):
+            answers = crew.run(a_start, script, folder, kill_at, world_size=2)
+            assert answers[0] == answers[1]
+        return answers[0]
+
+    whole = end("whole", source)
+    assert whole[0] == 40 and end("stopped", source, 7, 33) == whole
+    for number, omission in enumerate(
+        [
+            ("torch.manual_seed(seed_of(args.seed, epoch, step, rank))", "pass"),
+            ("islice(super().__iter__(), self.done, None)", "super().__iter__()"),
+        ]
+    ):
+        assert end(f"without {number}", without(source, omission), 33) != whole, omission
+
+
+def trained_in_parts(folder: Path, argv: list[str]) -> int:
+    """In a crew member: the program in the folder on the tiny model; how often DDP sent."""
+    sent: list[int] = []
+
+    def wrapped(model: nn.Module, **options: Any) -> nn.Module:
+        ddp_model = DistributedDataParallel(model, **options)
+        ddp_model.register_comm_hook(sent, counted)
+        return ddp_model
+
+    patches = {"build_model": tiny_float64, "DistributedDataParallel": wrapped}
+    answer = call_main(str(folder), argv, patches)
+    assert answer["exit"] is None, answer
+    return len(sent)
+
+
+@pytest.mark.parametrize(("ranks", "accumulate"), [(1, 5), (2, 4)])
+def test_accumulate_in_02(ranks: int, accumulate: int, crew: Crew, tmp_path: Path) -> None:
+    """The difference fits, and what it makes of 02 is the same training, in parts of unlike sizes,
+    clipped; it sends once a step. Without its points it is another one, or it sends each part."""
+    difference = ROOT / "docs/examples/own/accumulate.diff"
+    env = {"GIT_CEILING_DIRECTORIES": str(tmp_path)}
+    (tmp_path / "main.py").write_text(HUB_SOURCE)
+    done = run(["git", "apply", "-p0", difference], tmp_path, env=env)
+    assert done.returncode == 0, done.output
+    whole = (tmp_path / "main.py").read_text()
+
+    def trained(name: str, script: str) -> tuple[int, Path]:
+        (folder := tmp_path / name).mkdir()
+        (folder / "main.py").write_text(script)
+        argv = [*arguments(folder / "run", HIGH_RATE), "--accumulate", str(accumulate)]
+        sent = crew.run(trained_in_parts, folder, argv, world_size=ranks)
+        return sent[0], folder / "run"
+
+    def is_plain(run_dir: Path) -> bool:
+        try:
+            state = load_state(run_dir / "checkpoint.pt")
+            assert_is_plain_training(state, tiny_float64, HIGH_RATE, 1e-10, run_dir)
+        except AssertionError:
+            return False
+        return True
+
+    sent, run_dir = trained("whole", whole)
+    assert is_plain(run_dir) and sent == STEPS * EPOCHS
+    weighed = without(whole, (" * len(labels) / len(targets)", " / args.accumulate"))
+    assert not is_plain(trained("parts weigh alike", weighed)[1])
+    if ranks > 1:
+        eager = without(whole, ("nullcontext() if last else model.no_sync()", "nullcontext()"))
+        sent, run_dir = trained("each part is sent", eager)
+        assert is_plain(run_dir) and sent == accumulate * STEPS * EPOCHS
+
+
 # --------------------------------------------------------------------------------- the whole loop
 
 COMPLETE = (EXAMPLES / "complete.py").read_text()
@@ -762,58 +829,6 @@ def score_of_saved(folder: Path) -> str:
 
 def last(folder: Path) -> dict:
     return torch.load(folder / "latest.pt", weights_only=True)
-
-
-SPOT = """\
-import os, signal, time
-from pathlib import Path
-import torch
-import torch.distributed as dist
-from recipes import ResumableSampler, Stop, own_group, train_from
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
-
-dist.init_process_group("gloo")
-model = nn.Linear(4, 2)
-data = TensorDataset(torch.randn(400, 4), torch.randint(2, (400,)))
-sampler = ResumableSampler(data)
-loader = DataLoader(data, 2, sampler=sampler, num_workers=1, worker_init_fn=own_group)
-parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
-steps = []
-
-def forward(*_):
-    steps.append(1)
-    if len(steps) == 7 and dist.get_rank() == 0:
-        os.kill(os.getppid(), signal.SIGTERM)
-    time.sleep(0.1)  # so the signal comes long before the end of the epoch
-
-model.register_forward_pre_hook(forward)
-stop = Stop(dist.new_group(backend="gloo"))
-train_from(DistributedDataParallel(model), loader, (3, 0), parts, stop)
-"""
-
-
-@pytest.mark.proof
-def test_taken_away_from_torchrun(tmp_path: Path) -> None:
-    """It passes the signal on to the loader's workers, too, and the ranks still save, all at one
-    step; not without own_group."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    for name, recipes in (
-        ("as it is", RECIPES), ("in one group", without(RECIPES, ("os.setpgrp()", "pass"))),
-    ):  # fmt: skip
-        (folder := tmp_path / name).mkdir()
-        (folder / "recipes.py").write_text(recipes)
-        (folder / "script.py").write_text(SPOT)
-        result = run_short([*torchrun, 2, folder / "script.py"], folder)
-        assert result.returncode != 0
-        if name == "as it is":
-            assert "Error" not in result.output
-            epoch, step = last(folder)["place"]
-            assert epoch == 3 and 7 <= step < 90
-        else:
-            assert "is killed by signal: Terminated" in result.output
-            assert not (folder / "latest.pt").exists()
 
 
 def test_complete(crew: Crew, tmp_path: Path) -> None:

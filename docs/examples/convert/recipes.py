@@ -5,7 +5,6 @@ tests/handbook/test_recipes.py runs each on two processes, with and without its 
 
 import os
 import random
-import signal
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -24,7 +23,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.profiler import profile, schedule
 from torch.utils.data import (
     DataLoader,
-    DistributedSampler,
     IterableDataset,
     Sampler,
     WeightedRandomSampler,
@@ -178,21 +176,9 @@ def read_tar(path: str) -> Iterator[dict[str, bytes]]:
             raise tarfile.ReadError("it is cut off")
 
 
-class ResumableSampler(DistributedSampler):
-    """Leaves out the first `done` images of this rank: they were trained on already."""
-
-    done = 0
-
-    def __iter__(self) -> Iterator[int]:
-        return islice(super().__iter__(), self.done, None)
-
-    def __len__(self) -> int:
-        return super().__len__() - self.done
-
-
-def seed_epoch(seed: int, epoch: int, rank: int, step: int = 0) -> None:
+def seed_epoch(seed: int, epoch: int, rank: int) -> None:
     """At the start of an epoch: other random numbers on each rank, the same after a resume."""
-    number = random.Random(f"{seed} {epoch} {step} {rank}").getrandbits(63)
+    number = random.Random(f"{seed} {epoch} {rank}").getrandbits(63)
     torch.manual_seed(number)  # in loader workers that of random and numpy as well
     random.seed(number)
     np.random.seed(number % 2**32)
@@ -413,46 +399,3 @@ def load(path: str, parts: dict) -> Any:
     for name, part in parts.items():
         part.load_state_dict(state[name])
     return state["place"]
-
-
-class Stop:
-    """Whether a rank has got SIGTERM, which torchrun passes on to all ranks of its machine."""
-
-    def __init__(self, cpu_group: dist.ProcessGroup) -> None:
-        self.asked, self.cpu_group = False, cpu_group
-        signal.signal(signal.SIGTERM, self.ask)
-
-    def ask(self, *_: Any) -> None:
-        self.asked = True
-
-    def on_any_rank(self) -> bool:
-        found = torch.tensor(int(self.asked))
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.cpu_group)
-        return bool(found)
-
-
-def own_group(worker_id: int) -> None:
-    """As worker_init_fn: torchrun's signal goes to the rank alone, and its workers live on."""
-    os.setpgrp()
-
-
-def train_from(
-    ddp_model: DistributedDataParallel, loader: DataLoader, place: tuple, parts: dict, stop: Stop
-) -> None:
-    """The rest of an epoch, saved at times and when the machine is taken away."""
-    device = next(ddp_model.parameters()).device
-    epoch, done = place
-    loader.sampler.done = done * loader.batch_size  # images of this rank
-    for step, (inputs, targets) in enumerate(loader, start=done + 1):
-        seed_epoch(0, epoch, dist.get_rank(), step)  # dropout draws as if nothing had happened
-        loss = cross_entropy(ddp_model(inputs.to(device)), targets.to(device))
-        parts["optimizer"].zero_grad()
-        loss.backward()
-        parts["optimizer"].step()
-        ends = stop.on_any_rank()
-        if ends or step % 500 == 0:
-            save("latest.pt", (epoch, step), parts)
-        if ends:
-            dist.barrier(stop.cpu_group)  # until rank 0 has saved
-            raise SystemExit(75)  # not 0: the job is not done
-    loader.sampler.done = 0
