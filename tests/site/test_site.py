@@ -60,12 +60,12 @@ def test_the_course_has_one_next(site: Path) -> None:
 
 def test_code_is_not_in_the_search_index(site: Path) -> None:
     """All chapters share most lines: prose would drown in them."""
-    assert "loss_sum" in (site / "chapters/02_distributed/index.html").read_text()
+    assert "log_file" in (site / "chapters/02_distributed/index.html").read_text()
     for language in ("zh", "en"):
         docs = json.loads((site / f"search/{language}.json").read_text())["docs"]
         assert len(docs) > len(NAMES)
         assert {doc["location"].startswith("en/") for doc in docs} == {language == "en"}
-        assert not [doc["location"] for doc in docs if "loss_sum" in doc["text"]]
+        assert not [doc["location"] for doc in docs if "log_file" in doc["text"]]
 
 
 # A block of code: what opens it, what it is of, and the code.
