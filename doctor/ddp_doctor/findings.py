@@ -1,6 +1,7 @@
 """What the doctor may find: a check says all about its findings in one place, above itself, and so
 does a comparison of two runs (against/comparison.py) about what it needs."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -35,11 +36,21 @@ class Check:
 
 
 KINDS: dict[str, Kind] = {}
+SILENT: dict[str, set[str]] = defaultdict(set)  # a finding -> reasons why it may not be looked for
 CHECKS: list[Check] = []
 FACTS: dict[str, set[str]] = {}  # what two runs are compared by -> probes that it needs
 
 
-def finds(name: str, severity: str, needs: str = "", alone: bool = False) -> Callable:
+def silences(name: str, reasons: str) -> None:
+    SILENT[name] |= set(reasons.split())
+
+
+def finds(
+    name: str, severity: str, needs: str = "", alone: bool = False, silent: str = ""
+) -> Callable:
+    """silent: reasons that the check itself returns; others stand in checks/reasons.py."""
+    silences(name, silent)
+
     def decorate(function: Callable) -> Callable:
         kind = Kind(name, severity, ALWAYS | set(needs.split()), alone)
         function.finds = [kind, *getattr(function, "finds", [])]

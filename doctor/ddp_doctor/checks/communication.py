@@ -8,7 +8,7 @@ from ..report import Report, short
 
 
 @check(unless="unequal_steps")
-@finds("collective_order", HANG, "collectives join exit")
+@finds("collective_order", HANG, "collectives join exit", silent="join error died")
 def check_collectives(ranks: list[Rank], report: Report) -> str | None:
     """Do ranks call the same collectives in the same order, and do all arrive?"""
     if any(rank.events["join"] for rank in ranks):

@@ -11,21 +11,27 @@ from ..findings import NOTE, TRAINING, WRONG, check, finds
 from ..ranks import Pass, Rank
 from ..recorder.notes import INPUTS, LOADED
 from ..report import Report, listed, short
+from .reasons import CHOSEN, DRAWN, OVERLAP, SAME, meant
 from .seeds import again, shuffled
 
-DRAWN = "Weighted|RASampler|Repeat"  # samplers that may draw a sample twice, or never
-CHOSEN = f"Subset|Random|{DRAWN}"
 NEEDS = f"{TRAINING} indices"
+UNSEEN = "loader indices together"  # without samples nothing is looked at
+SHARED = "sliced given grouped"
 RENUMBERED = 10  # samples with other targets: so many, and it is no chance
 
 
 @check(between=True)
-@finds("same_samples", WRONG, f"{NEEDS} collectives forward")
+@finds("same_samples", WRONG, f"{NEEDS} collectives forward", silent=f"{UNSEEN} {SHARED} rows")
 @finds("same_samples:exchange", NOTE)
-@finds("overlapping_samples", WRONG, f"{NEEDS} collectives forward")
-@finds("same_order", WRONG, f"{NEEDS} restore", alone=True)
+@finds(
+    "overlapping_samples",
+    WRONG,
+    f"{NEEDS} collectives forward",
+    silent=f"{UNSEEN} {SHARED} iterable",
+)
+@finds("same_order", WRONG, f"{NEEDS} restore", alone=True, silent=f"{UNSEEN} epoch fixed grouped")
 @finds("same_order:workers", NOTE)
-@finds("unequal_targets", WRONG, NEEDS)
+@finds("unequal_targets", WRONG, NEEDS, silent=f"{UNSEEN} files")
 def check_samples(ranks: list[Rank], report: Report) -> str | None:
     """Do ranks share training samples? Is an epoch's order that of the one before?"""
     trained = [rank.training() for rank in ranks]
@@ -46,7 +52,7 @@ def check_samples(ranks: list[Rank], report: Report) -> str | None:
             check_targets(lists, report)
         epochs = [] if sharing else list(zip(*lists, strict=False))
         for epoch, passes in enumerate(epochs, 1):
-            check_shares(ranks, passes, epoch, report)
+            check_shares(Shares(ranks, passes, epoch, report), report)
         check_whole([] if report.teams.exchange else epochs, report)
 
     again = [
@@ -191,57 +197,86 @@ def same_names(one: dict, other: dict) -> bool:
     return any(other["numbered"].get(name) == names for name, names in lists)
 
 
-def check_shares(ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report: Report) -> None:
-    loader = passes[0].loader
-    at = loader["at"]
-    keys = [one.keys() for one in passes]
-    for m, n in combinations(range(len(passes)), 2):
-        count = min(len(keys[m]), len(keys[n]))
-        part = keys[m][:count]
-        if len(set(part)) > 1 and part == keys[n][:count]:
-            if loader["iterable"] or comparable(passes[m], passes[n]):
-                both = listed([ranks[m], ranks[n]])
-                values = {"ranks": both, "epoch": epoch, "count": count}
-                name = "same_samples"
-                if report.teams.exchange:
-                    name = "same_samples:exchange"
-                elif all(map(slices, ranks)) or all(map(few_of, ranks)):
-                    name = "same_samples:given"
-                elif loader["iterable"]:
-                    name = "same_samples:stream"
-                elif loader["replacement"] or re.search(DRAWN, loader["sampler"]):
-                    name = "same_samples:drawn"
-                return report.find(name, at, **values, sampler=loader["sampler"])
-            return skip_shares(report, "files")
-    if loader["iterable"]:
-        return check_streams(ranks, keys, loader, epoch, report)
+class Shares:
+    """What ranks were given in one epoch of training, by the loaders of one line."""
 
+    def __init__(
+        self, ranks: list[Rank], passes: tuple[Pass, ...], epoch: int, report: Report
+    ) -> None:
+        self.ranks, self.passes, self.epoch = ranks, passes, epoch
+        self.exchange = report.teams.exchange
+        self.loader = passes[0].loader
+        self.keys = [one.keys() for one in passes]
+        self.union = set().union(*self.keys)
+        self.twice = sum(map(len, self.keys)) - len(self.union)
+        self.pair = next(filter(self.alike, combinations(range(len(passes)), 2)), None)
+
+    def alike(self, pair: tuple[int, int]) -> bool:
+        mine, theirs = (self.keys[n][: self.count(pair)] for n in pair)
+        return len(set(mine)) > 1 and mine == theirs
+
+    def count(self, pair: tuple[int, int]) -> int:
+        return min(len(self.keys[n]) for n in pair)
+
+    def comparable(self) -> bool:
+        """Whether equal indices mean equal samples, on those ranks that are compared."""
+        first, *others = [self.passes[n] for n in self.pair or range(len(self.passes))]
+        return self.loader["iterable"] or all(comparable(first, other) for other in others)
+
+    def repeats(self) -> bool:
+        own = sum(len(part) - len(set(part)) for part in self.keys)
+        drawn = self.loader["replacement"] or re.search(DRAWN, self.loader["sampler"])
+        return bool(drawn) or own > most_padding(self.passes) or any(map(Pass.repeats, self.passes))
+
+    # ---- why ----
+
+    def why_same(self) -> tuple[str, dict]:
+        values = {"epoch": self.epoch, "count": self.count(self.pair)}
+        values |= {"ranks": listed([self.ranks[n] for n in self.pair])}
+        values["sampler"] = self.loader["sampler"]
+        if self.exchange:
+            return "same_samples:exchange", values
+        if self.loader["iterable"]:
+            return "same_samples:stream", values
+        if self.loader["replacement"] or re.search(DRAWN, self.loader["sampler"]):
+            return "same_samples:drawn", values
+        given = all(map(slices, self.ranks)) or all(map(few_of, self.ranks))
+        return f"same_samples{':given' * given}", values
+
+    def why_overlap(self) -> tuple[str, dict]:
+        size = self.loader["length"]
+        values = {"epoch": self.epoch, "twice": self.twice, "count": sum(map(len, self.keys))}
+        values["all"] = size
+        # No Subset, which may be a share, and no sampler that leaves more out than drop_last does.
+        whole = self.loader["sampler"] == "RandomSampler" and size == self.loader["root"]
+        rows = zip(self.keys, self.passes, strict=True)
+        if whole and all(len(keys) + one.size() > size for keys, one in rows):
+            return "overlapping_samples:whole", values
+        return with_shuffle(self.ranks, values, self.loader["root"])
+
+
+def check_shares(shares: Shares, report: Report) -> None:
+    at, passes = shares.loader["at"], shares.passes
+    if shares.pair:
+        if why := meant(SAME, shares):
+            return skip_shares(report, why)
+        name, values = shares.why_same()
+        return report.find(name, at, **values)
+    if shares.loader["iterable"]:
+        return check_streams(shares.ranks, shares.keys, shares.loader, shares.epoch, report)
     if len(passes) < 2:
         return None
-    padding = most_padding(passes)
-    own = sum(len(part) - len(set(part)) for part in keys)
-    drawn = any(one.repeats() for one in passes) or loader["replacement"]
-    if own > padding or drawn or re.search(DRAWN, loader["sampler"]):
-        return report.skip("overlapping_samples", "repeats")
-    if not all(comparable(passes[0], other) for other in passes[1:]):
-        return skip_shares(report, "files")
 
-    count = sum(map(len, keys))
-    union = set().union(*keys)
-    twice = count - len(union)
-    if twice > padding:
-        size = loader["length"]
-        values = {"epoch": epoch, "twice": twice, "count": count, "all": size}
-        name = "overlapping_samples"
-        # No Subset, which may be a share, and no sampler that leaves more out than drop_last does.
-        whole = loader["sampler"] == "RandomSampler" and size == loader["root"]
-        if whole and all(len(k) + one.size() > size for k, one in zip(keys, passes, strict=True)):
-            name = "overlapping_samples:whole"
-        else:
-            name, values = with_shuffle(ranks, values, loader["root"])
-        report.find(name, at, report.teams.exchange, **values)
+    why = meant(OVERLAP, shares)
+    if why == "files":
+        skip_shares(report, why)
+    elif why:
+        report.skip("overlapping_samples", why)
+    elif shares.twice > most_padding(passes):
+        name, values = shares.why_overlap()
+        report.find(name, at, shares.exchange, **values)
     elif any(one.grouped() for one in passes):
-        skip_shares(report, "grouped")
+        skip_shares(report, "grouped")  # nobody can tell whether it holds
     return None
 
 

@@ -3,13 +3,15 @@
 import math
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 from ..findings import NOTE, TRAINING, WASTED, WRONG, check, finds
 from ..printed import numbers_in, results, unit
 from ..ranks import Pass, Rank
 from ..report import Report, listed
-from .data import CHOSEN, comparable
+from .data import comparable
 from .equal import differ, differences
+from .reasons import ADDED, DIVIDED, LOOKED, ONCE, SCORES, WHOLE, meant
 from .weights import compared, stay
 
 NEEDS = f"{TRAINING} indices collectives files save printed"
@@ -19,7 +21,13 @@ OTHER = r"(?i)train|lr$|.*rate$"  # words before numbers that are no evaluation'
 
 
 @check(between=True)
-@finds("wrong_evaluation", WRONG, NEEDS, alone=True)
+@finds(
+    "wrong_evaluation",
+    WRONG,
+    NEEDS,
+    alone=True,
+    silent="machines together evaluation indices own_score unread unproven",
+)
 @finds("wrong_evaluation:flag", NOTE)
 @finds("wrong_evaluation:everyone", WASTED)
 def check_evaluation(ranks: list[Rank], report: Report) -> str | None:
@@ -37,7 +45,7 @@ def check_evaluation(ranks: list[Rank], report: Report) -> str | None:
     phase = [phase[key] for phase in phases if key in phase]
     if any(one.unseen() for passes in phase for one in passes):
         return "indices"
-    return check_coverage(phase, joins_files(ranks, first), ranks, report)
+    return check_coverage(Coverage(phase, joins_files(ranks, first)), ranks, report)
 
 
 def joins_files(ranks: list[Rank], place: int) -> bool:
@@ -57,74 +65,85 @@ def joins_files(ranks: list[Rank], place: int) -> bool:
     return bool(set.intersection(*names)) and not set.intersection(*numbered)
 
 
-def check_coverage(
-    phase: list[list[Pass]], joined: bool, ranks: list[Rank], report: Report
-) -> str | None:
-    """phase: for each rank that evaluates, its passes over the set. joined: what joins_files
-    says."""
-    loaders = [one.loader for passes in phase for one in passes]
-    if any(loader["iterable"] or loader["root"] is None for loader in loaders):
-        return "iterable"
-    if not all(comparable(passes[0], phase[0][0]) for passes in phase):
-        return "files"
-    if any(one.grouped() for passes in phase for one in passes):
-        return "grouped"
-    if any(one.repeats() for passes in phase for one in passes):
-        return "repeats"
+class Coverage:
+    """What the ranks that evaluate a set were given of it, and what they told each other then."""
 
-    counts = Counter()
-    parts = {}
-    everyone = True
-    for passes in zip(*phase, strict=False):
-        keys = [one.keys() for one in passes]
-        same = all(part == keys[0] for part in keys)
-        everyone = everyone and same
-        for part in keys[:1] if same else keys:
-            counts.update(part)
-        parts.update((one.loader["subset"], one.loader["length"]) for one in passes)
+    def __init__(self, phase: list[list[Pass]], joined: bool) -> None:
+        """phase: for each of these ranks, its passes over the set. joined: what joins_files
+        says."""
+        self.phase, self.joined = phase, joined
+        self.passes = [one for passes in phase for one in passes]
+        self.at = self.passes[0].loader["at"]
+        self.accelerate = self.passes[0].loader["accelerate"]
+        self.several = len(phase) > 1
+        self.reduced = [event for one in self.passes for event in one.reduced]
+        self.gathered = any("gather" in event["kind"] for event in self.reduced)
+        self.largest = max((event["size"] for event in self.reduced), default=0)
 
-    # The name "" is no Subset: any other is a part of it, and parts may be filled up.
-    size = parts.get("") or min(sum(parts.values()), loaders[0]["root"])
-    twice = sum(counts.values()) - len(counts)
-    missing = size - len(counts)
-    at = loaders[0]["at"]
-    reduced = [event for passes in phase for one in passes for event in one.reduced]
-    accelerate = loaders[0]["accelerate"]
-    gathered = any("gather" in event["kind"] for event in reduced)
-    largest = max((event["size"] for event in reduced), default=0)
+    def comparable(self) -> bool:
+        return all(comparable(passes[0], self.phase[0][0]) for passes in self.phase)
 
-    chosen = any(re.search(CHOSEN, loader["sampler"]) for loader in loaders)
-    # What nobody adds up is the score of one rank, whatever else is wrong with it.
-    share = {"share": len(phase[0][0].keys()), "count": size}
-    if len(phase) > 1 and not everyone and not reduced and not joined:
-        return report.find("wrong_evaluation:share", at, accelerate, **share)
-    if missing > 0 and not chosen:
-        return report.find("wrong_evaluation:part", at, accelerate, missing=missing, count=size)
-    if twice > 0 and not chosen:
-        if joined:
-            return "joined"
-        if accelerate:
-            return "gathered"  # its gather_for_metrics leaves repeats out
-        if size in counted(phase, twice):
-            return None  # each rank has left out what its sampler repeats
-        name = "wrong_evaluation:gathered" if gathered else "wrong_evaluation"
-        return report.find(name, at, gathered, twice=twice, count=size)
-    if everyone and len(phase) > 1:
-        if largest >= size:
-            return "views"
-        mild = report.teams.exchange
-        return report.find("wrong_evaluation:everyone", at, mild, count=size)
-    if len(phase) > 1 and all(map(is_flag, reduced)):
-        return "joined" if joined else report.find("wrong_evaluation:flag", at, accelerate, **share)
-    if missing > 0 or twice:
-        return "chosen"
-    if len(phase) == 1 or gathered or joined or everyone:
-        return None
-    if size in counted(phase, 0):
-        if numbers := own_scores(ranks, phase[0][0]):
+    def repeats(self) -> bool:
+        return any(map(Pass.repeats, self.passes))
+
+    def look(self) -> None:
+        counts = Counter()
+        parts = {}
+        self.everyone = True  # each rank has seen all
+        for passes in zip(*self.phase, strict=False):
+            keys = [one.keys() for one in passes]
+            same = all(part == keys[0] for part in keys)
+            self.everyone = self.everyone and same
+            for part in keys[:1] if same else keys:
+                counts.update(part)
+            parts.update((one.loader["subset"], one.loader["length"]) for one in passes)
+        # The name "" is no Subset: any other is a part of it, and parts may be filled up.
+        root = self.passes[0].loader["root"]
+        self.size = parts.get("") or min(sum(parts.values()), root)
+        self.twice = sum(counts.values()) - len(counts)
+        self.missing = self.size - len(counts)
+
+    # ---- relations: what breaks them. The first one says what is wrong ----
+
+    def broken(self) -> Iterator[tuple[str, tuple]]:
+        """Each with its kind, whether that is a note alone, and values."""
+        share = {"share": len(self.phase[0][0].keys()), "count": self.size}
+        # What nobody adds up is the score of one rank, whatever else is wrong with it.
+        if self.several and not self.everyone and not self.reduced:
+            yield ADDED, ("wrong_evaluation:share", self.accelerate, share)
+        if self.missing > 0:
+            values = {"missing": self.missing, "count": self.size}
+            yield WHOLE, ("wrong_evaluation:part", self.accelerate, values)
+        if self.twice > 0 and self.size not in counted(self.phase, self.twice):
+            name = "wrong_evaluation:gathered" if self.gathered else "wrong_evaluation"
+            yield ONCE, (name, self.gathered, {"twice": self.twice, "count": self.size})
+        if self.several and self.everyone:
+            yield DIVIDED, ("wrong_evaluation:everyone", self.exchange, {"count": self.size})
+        elif self.several and all(map(is_flag, self.reduced)):
+            yield SCORES, ("wrong_evaluation:flag", self.accelerate, share)
+
+
+def check_coverage(seen: Coverage, ranks: list[Rank], report: Report) -> str | None:
+    if why := meant(LOOKED, seen):
+        return why
+    seen.look()
+    seen.exchange = report.teams.exchange
+    silent = ""
+    for relation, (name, mild, values) in seen.broken():
+        why = meant(relation, seen)
+        if not why:
+            return report.find(name, seen.at, mild, **values)
+        silent = why
+
+    known = not seen.several or seen.gathered or seen.joined or seen.everyone
+    if silent or known or seen.twice > 0:
+        return silent or None
+    if seen.size in counted(seen.phase, 0):
+        if numbers := own_scores(ranks, seen.phase[0][0]):
             report.skip("wrong_evaluation", report.say("own_score", numbers=listed(numbers)))
         return None
-    unread = [e for e in reduced if e["kind"] in ("allreduce", "reduce") and e["values"] is None]
+    kinds = ("allreduce", "reduce")
+    unread = [e for e in seen.reduced if e["kind"] in kinds and e["values"] is None]
     return "unread" if unread else "unproven"
 
 
@@ -187,7 +206,7 @@ def added(passes: list[Pass]) -> dict[tuple, float]:
 
 
 @check(between=True, unless="unequal_steps")
-@finds("unequal_buffers", WRONG, f"{TRAINING} collectives")
+@finds("unequal_buffers", WRONG, f"{TRAINING} collectives", silent="together buffers")
 @finds("unequal_buffers:statistics", NOTE)
 def check_buffers(ranks: list[Rank], report: Report) -> str | None:
     """Are BatchNorm's statistics equal where ranks evaluate?"""

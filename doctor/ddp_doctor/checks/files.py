@@ -9,7 +9,7 @@ from ..report import Report, listed
 
 
 @check()
-@finds("shared_file", WRONG, "files save safetensors", alone=True)
+@finds("shared_file", WRONG, "files save safetensors", alone=True, silent="writers")
 @finds("wrapped_keys", WRONG, "save load", alone=True)
 def check_files(ranks: list[Rank], report: Report) -> None:
     """Is a file written by several ranks?"""

@@ -14,7 +14,12 @@ LEAST = 1.1
 
 
 @check(between=True, unless="unequal_steps")
-@finds("unequal_counts", NOTE, "divisors gradients step backward wrap collectives")
+@finds(
+    "unequal_counts",
+    NOTE,
+    "divisors gradients step backward wrap collectives",
+    silent="unseen_loss",
+)
 def check_counts(ranks: list[Rank], report: Report) -> str | None:
     """Does each rank divide by its own number of targets, where gradients are averaged?"""
     known = [terms_of(rank) for rank in ranks]

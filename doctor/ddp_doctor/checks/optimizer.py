@@ -13,13 +13,21 @@ LOW = 0.1  # of the highest rate: a schedule that has come down to it is taken t
 
 
 @check()
-@finds("untrained", WRONG, "gradients step held", alone=True)
+@finds("untrained", WRONG, "gradients step held", alone=True, silent="optimizer")
 @finds("untrained:still", NOTE)
-@finds("left_gradients", NOTE, f"{TRAINING} emptied", alone=True)
-@finds("eval_mode", NOTE, TRAINING, alone=True)
-@finds("lost_gradient", WRONG, f"{TRAINING} lost collectives emptied held")
-@finds("clipped", WRONG, "clip scale unscale collectives step emptied", alone=True)
-@finds("no_sync", WASTED, f"{TRAINING} wrap no_sync", alone=True)
+@finds("left_gradients", NOTE, f"{TRAINING} emptied", alone=True, silent="optimizer")
+@finds("eval_mode", NOTE, TRAINING, alone=True, silent="optimizer")
+@finds(
+    "lost_gradient", WRONG, f"{TRAINING} lost collectives emptied held", silent="optimizer own_part"
+)
+@finds(
+    "clipped",
+    WRONG,
+    "clip scale unscale collectives step emptied",
+    alone=True,
+    silent="optimizer clips sharded",
+)
+@finds("no_sync", WASTED, f"{TRAINING} wrap no_sync", alone=True, silent="optimizer")
 def check_learning(ranks: list[Rank], report: Report) -> str | None:
     """Does each optimizer change the model, and are gradients lost or clipped wrongly?"""
     for rank in ranks:
@@ -124,7 +132,7 @@ def check_optimizer(rank: Rank, steps: list[dict], report: Report) -> None:
 
 
 @check()
-@finds("schedule", WRONG, "scheduler step exit", alone=True)
+@finds("schedule", WRONG, "scheduler step exit", alone=True, silent="rates length optimizer")
 def check_schedule(ranks: list[Rank], report: Report) -> str | None:
     """Does the learning rate follow the length of the run?"""
     rank = ranks[0]

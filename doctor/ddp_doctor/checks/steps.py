@@ -1,13 +1,15 @@
 """How many steps each rank makes."""
 
+from types import SimpleNamespace
+
 from ..findings import HANG, TRAINING, WRONG, check, finds
 from ..ranks import Rank
 from ..report import Report
-from .equal import averages_weights
+from .reasons import STEPS, meant
 
 
 @check(between=True)
-@finds("unequal_steps", HANG, f"{TRAINING} join exit collectives")
+@finds("unequal_steps", HANG, f"{TRAINING} join exit collectives", silent="join loader")
 @finds("unequal_steps:skipped", WRONG)
 def check_steps(ranks: list[Rank], report: Report) -> str | None:
     """Do all ranks make as many steps in an epoch, and as many epochs?"""
@@ -31,8 +33,8 @@ def check_steps(ranks: list[Rank], report: Report) -> str | None:
 
             few, many, values = extremes(ranks, steps)
             if few != many and all(one.ended for one in passes):
-                if averages_weights(ranks):  # one may leave out a step of its own
-                    return "local"
+                if why := meant(STEPS, SimpleNamespace(ranks=ranks)):
+                    return why  # one may leave out a step of its own
                 at = ranks[few].steps[-1]["at"]
                 return report.find("unequal_steps:skipped", at, epoch=epoch, **values)
 
@@ -44,7 +46,7 @@ def check_steps(ranks: list[Rank], report: Report) -> str | None:
 
 
 @check()
-@finds("empty_epoch", WRONG, TRAINING, alone=True)
+@finds("empty_epoch", WRONG, TRAINING, alone=True, silent="loader")
 def check_empty(ranks: list[Rank], report: Report) -> str | None:
     """Has a loader of training that should have batches given none in an epoch?"""
     trained = [{one.loader["id"] for one in rank.trained()} for rank in ranks]

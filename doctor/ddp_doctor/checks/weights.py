@@ -4,21 +4,23 @@ import math
 from collections.abc import Iterator
 
 from ..findings import NOTE, WRONG, check, finds
-from ..ranks import Rank, failed
+from ..ranks import Rank
 from ..recorder.notes import PADDING
 from ..report import Report, listed
-from .equal import averages_weights, differ, differences
+from .equal import differ, differences
+from .reasons import AVERAGED, BEGUN, GRADIENTS, RATES, WEIGHTS, averages_inside, meant
 from .teams import FEW, averages_nothing, exchanges
 
 NEEDS = "gradients step collectives join exit horovod"
 IDS = ("no_averaging", "unequal_gradients", "drifting_weights")
+PARTS = "optimizer join sharded local together error"  # whatever breaks
 ALIKE = 1e-3  # by so little factors may differ where one number was multiplied into all
 
 
 @check(between=True, unless="unequal_steps")
-@finds("no_averaging", WRONG, NEEDS)
-@finds("unequal_gradients", WRONG, f"{NEEDS} wrap")
-@finds("drifting_weights", WRONG, NEEDS)
+@finds("no_averaging", WRONG, NEEDS, silent=f"{PARTS} shared_out")
+@finds("unequal_gradients", WRONG, f"{NEEDS} wrap", silent=f"{PARTS} shared_out")
+@finds("drifting_weights", WRONG, NEEDS, silent=PARTS)
 @finds("drifting_weights:average", NOTE)
 @finds("drifting_weights:beside", NOTE)
 @finds("drifting_weights:buffers", NOTE)
@@ -71,66 +73,87 @@ def replicas(ranks: list[Rank]) -> list[list[Rank]]:
     return [] if alone else sorted(teams, key=lambda team: team[0].rank)
 
 
+class Replicas:
+    """Ranks that have the same of all tensors."""
+
+    def __init__(self, ranks: list[Rank], report: Report) -> None:
+        self.ranks, self.teams = ranks, report.teams
+        self.parted = report.has("collective_order")
+        first = self.first = ranks[0]
+        self.wrappers = first.model["wrappers"]
+        steps, size = len(first.steps), sum(first.model["sizes"])
+        by_hand = first.summed(0, steps) >= size * steps / 2  # so many numbers, or nearly
+        wrapped = bool(self.wrappers) and not averages_nothing(first)
+        self.averages = wrapped or first.group == "horovod" or by_hand
+
+        self.by_step = differences(ranks, "gradients")
+        self.alike = [n for n, unequal in self.by_step.items() if not unequal]
+        self.gradients = next(filter(None, self.by_step.values()), None)
+        if self.gradients and averages_inside(self):
+            self.gradients = None
+        self.weights = first_difference(ranks, "weights")
+        self.begun = self.weights if self.weights and self.weights["step"] == 0 else None
+        unhooked = [event for rank in ranks for event in rank.events["unhooked"]]
+        self.beside = max((event["beside"] for event in unhooked), default=0)
+        self.unhooked = [event for event in unhooked if event["new"] or event["moved"]]
+
+    # ---- relations: what breaks them. What follows from one is not asked ----
+
+    def broken(self) -> tuple[str, dict] | None:
+        """The first one that two ranks show, and which."""
+        rows = (
+            (AVERAGED, not self.averages and self.gradients),
+            (BEGUN, self.begun),
+            (GRADIENTS, self.gradients),
+            (RATES, unequal_rates(self.ranks)),
+            (WEIGHTS, self.weights),
+        )
+        return next((row for row in rows if row[1]), None)
+
+    # ---- why: kind, line, values ----
+
+    def why(self, relation: str, found: dict) -> tuple[str, list, dict]:
+        made, latest = self.first.model["at"], self.first.steps[-1]
+        if relation == AVERAGED:
+            if self.alike and not self.wrappers:
+                return "no_averaging:some", made, {**found, "alike": self.alike[0]}
+            kind = ":mesh" if "FSDP" in self.wrappers else ":group" if self.wrappers else ""
+            return f"no_averaging{kind}", made, found
+        if relation == BEGUN:
+            return "no_averaging:start", made, found
+        if relation == GRADIENTS:
+            if self.unhooked:
+                values = {name: self.unhooked[0][name] for name in ("new", "moved")}
+                return "unequal_gradients:unhooked", made, values
+            if self.beside:
+                return "unequal_gradients:beside", made, {**found, "count": self.beside}
+            before = sum(n < found["step"] for n in self.alike)
+            values = {**found, "count": before} if before else found
+            return f"unequal_gradients{':later' * bool(before)}", latest["backward"], values
+        if relation == RATES:
+            kind = "schedulers" if "fewer" in found else "rates"
+            kind = "loaded" if kind == "schedulers" and found["step"] == 1 else kind
+            return f"drifting_weights:{kind}", self.first.sets_rate(latest), found
+        return "drifting_weights", latest["made"], found
+
+
 def check_replicas(ranks: list[Rank], report: Report) -> str | None:
-    first = ranks[0]
-    wrappers = first.model["wrappers"]
-    if averages_weights(ranks):
-        return "local"
-
-    at = first.model["at"]
-    steps = len(first.steps)
-    size = sum(first.model["sizes"])
-    by_hand = first.summed(0, steps) >= size * steps / 2  # so many numbers, or nearly
-    wrapped = bool(wrappers) and not averages_nothing(first)
-    averaged = wrapped or first.group == "horovod" or by_hand
-
-    by_step = differences(ranks, "gradients")
-    alike = [n for n, unequal in by_step.items() if not unequal]
-    gradients = next(filter(None, by_step.values()), None)
-    weights = first_difference(ranks, "weights")
-    seldom = len(alike) < len(by_step) / 4  # by chance
-    if gradients and averages_inside(ranks, gradients["step"]) and seldom:
-        gradients = None
-    unhooked = [event for rank in ranks for event in rank.events["unhooked"]]
-    apart = weights and weights["step"] == 0
-    if report.teams.together and gradients and weights and not apart:
-        # Parts of a model would have begun unequal: most likely each rank holds the whole.
-        report.find("no_averaging:together", at, mild=True, **gradients)
-        return None
-    beside = max((event["beside"] for event in unhooked), default=0)
-    unhooked = [event for event in unhooked if event["new"] or event["moved"]]
-    if report.teams.together or (report.teams.exchange and (apart or beside)):
-        return "together"
-    if gradients and not averaged and alike and not wrappers:
-        report.find("no_averaging:some", at, **gradients, alike=alike[0])
-    elif gradients and not averaged:
-        name = "no_averaging:group" if wrappers else "no_averaging"
-        name = "no_averaging:mesh" if "FSDP" in wrappers else name
-        report.find(name, at, **gradients)
-    elif apart:
-        report.find("no_averaging:start", at, **weights)
-    elif gradients and unhooked:
-        event = unhooked[0]
-        values = {"new": event["new"], "moved": event["moved"]}
-        report.find("unequal_gradients:unhooked", at, **values)
-    elif gradients and beside:
-        report.find("unequal_gradients:beside", at, count=beside, **gradients)
-    elif gradients and any(map(failed, ranks)) and gradients["step"] == steps:
-        return "error"  # right after it, by an error that says more
-    elif gradients and (before := sum(n < gradients["step"] for n in alike)):
-        at = first.steps[-1]["backward"]
-        report.find("unequal_gradients:later", at, **gradients, count=before)
-    elif gradients:
-        report.find("unequal_gradients", first.steps[-1]["backward"], **gradients)
-    elif (rates := unequal_rates(ranks)) and report.has("collective_order"):
-        report.skip("drifting_weights", "steps")  # ranks have left a loop at different times
-    elif rates:
-        kind = "schedulers" if "fewer" in rates else "rates"
-        if "fewer" in rates and rates["step"] == 1:
-            kind = "loaded"
-        report.find(f"drifting_weights:{kind}", first.sets_rate(first.steps[-1]), **rates)
-    elif weights:
-        report.find("drifting_weights", first.steps[-1]["made"], **weights)
+    seen = Replicas(ranks, report)
+    relation, found = seen.broken() or (WEIGHTS, None)
+    why = meant(relation, seen)
+    if why == "together" and seen.teams.together and all((seen.gradients, seen.weights)):
+        if not seen.begun:
+            # Parts of a model would have begun unequal: most likely each rank holds the whole.
+            at = seen.first.model["at"]
+            report.find("no_averaging:together", at, mild=True, **seen.gradients)
+            return None
+    if why == "steps":
+        report.skip("drifting_weights", why)
+    elif why or not found:
+        return why or None
+    else:
+        name, at, values = seen.why(relation, found)
+        report.find(name, at, **values)
     return None
 
 
@@ -205,14 +228,6 @@ def compared(ranks: list[Rank], what: str) -> bool:
 def stay(rank: Rank, what: str) -> bool:
     values = list(rank.figures[what].values())
     return len(values) > 1 and all(one == values[0] for one in values)
-
-
-def averages_inside(ranks: list[Rank], step: int) -> bool:
-    """Whether the optimizer itself averages, as ZeRO may: gradients differ before each step, and
-    weights move and stay equal after it."""
-    mine = ranks[0].figures["weights"]
-    later = {n: unequal for n, unequal in differences(ranks, "weights").items() if n >= step}
-    return bool(later) and mine[max(later)] != mine[min(mine)] and not any(later.values())
 
 
 def first_difference(ranks: list[Rank], what: str) -> dict | None:
