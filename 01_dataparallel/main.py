@@ -266,7 +266,7 @@ def evaluate(
         totals[3] += len(targets)
 
     loss, top1, top5, images = totals.tolist()
-    check_finite(loss, "in validation")  # before anybody saves such weights
+    check_finite(loss, "in validation")
     return {
         "loss": loss / images,
         "acc1": 100 * top1 / images,
@@ -469,7 +469,9 @@ def check_gpus() -> None:
 def check_finite(loss: float, where: str) -> None:
     """Fail if the loss is infinite or not a number."""
     if not math.isfinite(loss):
-        fail(f"the loss is {loss} {where}: use a lower --lr, and --resume")
+        # What is evaluated was saved before: to go on with it would end here again.
+        again = "begin with best.pt" if where == "in validation" else "--resume"
+        fail(f"the loss is {loss} {where}: use a lower --lr, and {again}")
 
 
 def fingerprint(dataset: Dataset) -> str:

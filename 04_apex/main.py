@@ -419,7 +419,7 @@ def evaluate(
     # Not in the loop: a rank with fewer batches would leave out a call.
     dist.all_reduce(totals)  # [dist]
     loss, top1, top5, images = totals.tolist()
-    check_finite(loss, "in validation")  # before anybody saves such weights
+    check_finite(loss, "in validation")
     return {
         "loss": loss / images,
         "acc1": 100 * top1 / images,
@@ -635,7 +635,9 @@ def check_gpus(local_rank: int) -> None:
 def check_finite(loss: float, where: str) -> None:
     """Fail if the loss is infinite or not a number."""
     if not math.isfinite(loss):
-        fail(f"the loss is {loss} {where}: use a lower --lr, and --resume")
+        # What is evaluated was saved before: to go on with it would end here again.
+        again = "begin with best.pt" if where == "in validation" else "--resume"
+        fail(f"the loss is {loss} {where}: use a lower --lr, and {again}")
 
 
 def check_ranks(args: Namespace, run: dict, checkpoint: dict, val_set: Dataset) -> None:

@@ -307,7 +307,7 @@ def evaluate(
     dist.all_reduce(totals)  # [dist]
     dist.all_reduce(pairs)  # [dist]
     loss, top5 = totals.tolist()
-    check_finite(loss, "in validation")  # before anybody saves such weights
+    check_finite(loss, "in validation")
     confusion = pairs.view(num_classes, num_classes)
     images = confusion.sum().item()
     scores = {
@@ -654,7 +654,9 @@ def check_gpus(local_rank: int) -> None:
 def check_finite(loss: float, where: str) -> None:
     """Fail if the loss is infinite or not a number."""
     if not math.isfinite(loss):
-        fail(f"the loss is {loss} {where}: use a lower --lr, and --resume")
+        # What is evaluated was saved before: to go on with it would end here again.
+        again = "begin with best.pt" if where == "in validation" else "--resume"
+        fail(f"the loss is {loss} {where}: use a lower --lr, and {again}")
 
 
 def check_ranks(args: Namespace, run: dict, checkpoint: dict, val_set: Dataset) -> None:

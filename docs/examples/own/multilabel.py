@@ -298,7 +298,7 @@ def evaluate(
     dist.all_reduce(totals)  # [dist]
     dist.all_reduce(counts)  # [dist]
     loss, hits, images = totals.tolist()
-    check_finite(loss, "in validation")  # before anybody saves such weights
+    check_finite(loss, "in validation")
     tp, fp, fn = counts
     f1 = 2 * tp / (2 * tp + fp + fn).clamp(min=1)  # of each class, 0 if it has none
     return {
@@ -489,7 +489,9 @@ def check_gpus(local_rank: int) -> None:
 def check_finite(loss: float, where: str) -> None:
     """Fail if the loss is infinite or not a number."""
     if not math.isfinite(loss):
-        fail(f"the loss is {loss} {where}: use a lower --lr, and --resume")
+        # What is evaluated was saved before: to go on with it would end here again.
+        again = "begin with best.pt" if where == "in validation" else "--resume"
+        fail(f"the loss is {loss} {where}: use a lower --lr, and {again}")
 
 
 def check_ranks(args: Namespace, run: dict, checkpoint: dict, val_set: Dataset) -> None:
