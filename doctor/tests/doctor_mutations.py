@@ -59,7 +59,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{PROGRAM}[an-optimizer-that-averages]": [
         ("an optimizer may average", 1,
-         "if gradients and averages_inside(", "if False and averages_inside("),
+         "if self.gradients and averages_inside(", "if False and averages_inside("),
     ],
     f"{PROGRAM}[a-wrapper-that-is-saved-and-copied]": [
         ("the doctor leaves nothing in a model", 1, "        window.wrapped.add(ddp)\n",
@@ -125,7 +125,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{KINDS}::test_nothing_to_say[local_sgd_scaled]": [
         ("one rank may leave out a step of its own", 1,
-         "if averages_weights(ranks):  # one may", "if False:  # one may"),
+         'if why := meant(STEPS, SimpleNamespace(ranks=ranks)):',
+         'if why := "":'),
     ],
     f"{KINDS}::test_nothing_to_say[made_state]": [
         ("a step that only makes a state", 1, "begins_state() or self.begins_nothing(optimizer)",
@@ -155,7 +156,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{DIVIDED}[shares-that-are-filled-up]": [
         ("parts of a set may be filled up", 1,
-         'min(sum(parts.values()), loaders[0]["root"])', "sum(parts.values())"),
+         'min(sum(parts.values()), root)',
+         'sum(parts.values())'),
     ],
     f"{DIVIDED}[tied-again]": [
         ("what is tied again is one", 1,
@@ -207,7 +209,9 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{PROGRAM}[unequal-shares,-averaged-after-each]": [
         ("only ranks that hear of each other hang", 1, "if alone_in(ranks, passes):", "if False:"),
-        ("the doctor knows local SGD", 1, "if averages_weights(ranks):", "if False:"),
+        ("the doctor knows local SGD", 1,
+         'return averages_weights(seen.ranks)',
+         'return False'),
     ],
     f"{PROGRAM}[a-part-that-each-rank-weighs]": [
         ("a loss may be weighed by what is no count", 1, "abs(by - round(by)) < 1e-3", "True"),
@@ -259,7 +263,9 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "any(len(set(group) & team) > 1 for group in of_ddp for team in teams)", "False"),
     ],
     f"{KINDS}::test_nothing_to_say[views_added_up]": [
-        ("views are added up", 1, "if largest >= size:", "if False:"),
+        ("views are added up", 1,
+         'return seen.largest >= seen.size',
+         'return False'),
     ],
     f"{KINDS}::test_nothing_to_say[batches_under_no_grad]": [
         ("batches may be asked for under no_grad", 1,
@@ -278,11 +284,13 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "begun = one is last and", "begun = one is passes[-1] and"),
     ],
     f"{KINDS}::test_nothing_to_say[divided_classes_of_one_seed]": [
-        ("parameters that are in no DDP model", 1, "(apart or beside)", "apart"),
+        ("parameters that are in no DDP model", 1,
+         'bool(seen.begun or seen.beside)',
+         'bool(seen.begun)'),
     ],
     f"{PROGRAM}[a-mean-of-means]": [
         ("an evaluation is checked by its number of samples", 1,
-         "if size in counted(phase, 0):", "if reduced:"),
+         "if seen.size in counted(seen.phase, 0):", "if seen.reduced:"),
     ],
     f"{DRAWS}::test_matched[2-contiguous-shares]": [
         ("numbers belong to samples, however they are shared", 1,
@@ -484,7 +492,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("what a rank has of a tensor", 1, "return own[0] if own else", "return"),
     ],
     f"{PROGRAM}[a-score-of-rank-0's-share]": [
-        ("a score beside a sum", 1, "if numbers := own_scores(ranks, phase[0][0]):", "if False:"),
+        ("a score beside a sum", 1, "if numbers := own_scores(ranks, seen.phase[0][0]):",
+         "if False:"),
         ("lines of an evaluation", 1, "(window.given and", "(False and"),
     ],
     f"{PROGRAM}[a-score-of-all]": [
@@ -529,7 +538,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("gradients that are to be added up", 1, '"added" if first.model.get("together") else',
          ""),
         ("files of parts", 1, "if parts else", "if False else"),
-        ("a scheduler that one rank steps", 1, 'if "fewer" in rates', "if False"),
+        ("a scheduler that one rank steps", 1, 'if "fewer" in found', "if False"),
     ],
     f"{AGAINST}::test_names_where_runs_part[another-seed]": [
         ("first weights of two runs", 1, "> least]", "> 9]"),
@@ -641,7 +650,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          '        sharing = "together"\n'),
     ],
     f"{KINDS}::test_is_named[wrong_vote]": [
-        ("a vote is no score", 1, "all(map(is_flag, reduced))", "not reduced"),
+        ("a vote is no score", 1, "all(map(is_flag, self.reduced))", "not self.reduced"),
     ],
     f"{DOCTOR}::test_loaders_of_accelerate": [
         ("the doctor knows accelerate's loaders", 1,
@@ -668,7 +677,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{KINDS}::test_nothing_to_say[infinite_loader]": [
         ("shares of an endless pass are not checked", 1,
-         'return report.skip("overlapping_samples", "repeats")', "return None"),
+         "        report.skip(\"overlapping_samples\", why)\n    elif", "        pass\n    elif"),
         ("one pass may have several epochs", 1, "any(has_epochs(one, len(ranks))", "any(False"),
     ],
     f"{KINDS}::test_nothing_to_say[normalizer]": [
@@ -796,7 +805,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     "doctor/tests/test_sentences.py::test_an_error_comes_first": [
         ("a step that failed needs no second explanation", 1,
-         'and gradients["step"] == steps:', 'and gradients["step"] < 0:'),
+         "return last and any(map(failed", "return False and any(map(failed"),
     ],
     f"{DOCTOR}::test_an_error_of_the_script": [
         ("a child's own error is told", 1, "told(status and (error or status))", "told(status)"),
@@ -825,8 +834,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{KINDS}::test_nothing_to_say[folds]": [
         ("the doctor looks for a sampler in a sampler", 1, '("sampler", "_sampler")', '()'),
         ("the doctor knows a step that is none", 1, "if begins_state() or self", "if self"),
-        ("the doctor says that samples are chosen", 1, '        return "chosen"\n',
-         "        return None\n"),
+        ("the doctor says that samples are chosen", 1, "        silent = why\n",
+         "        silent = str()\n"),
     ],
     f"{PROBES}::test_a_loader_that_cannot_be_told": [
         ("a probe that fails is told", 1, 'self.event("trouble", ', 'str("", '),
@@ -837,7 +846,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{KINDS}::test_is_named[wrong_own_stop]": [
         ("rates differ once ranks have left a loop at different times", 1,
-         "unequal_rates(ranks)) and report.has", "unequal_rates(ranks)) and not report.has"),
+         "return seen.parted", "return not seen.parted"),
     ],
     f"{KINDS}::test_nothing_to_say[prefetched_epoch]": [
         ("batches of an epoch may be fetched before its first step", 1,
@@ -948,7 +957,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          'return pace(row[self.unit] / row["seconds"] for row in each)'),
     ],
     "doctor/tests/test_doctor.py::test_fault_is_found[overlapping_samples]": [
-        ("a Subset may be a share", 1, 'and size == loader["root"]', ""),
+        ("a Subset may be a share", 1, 'and size == self.loader["root"]', ""),
     ],
     f"{SPEED}[no-loader]": [
         ("weights that stay", 1, '                group["lr"] *= 0', "                pass"),

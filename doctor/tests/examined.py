@@ -24,11 +24,11 @@ from probes_lost import assert_nothing_new
 
 from ddp_doctor.attach import attach
 from ddp_doctor.checks import judge
-from ddp_doctor.findings import NOTE
+from ddp_doctor.findings import NOTE, SILENT
 from ddp_doctor.ranks import read_ranks
 from ddp_doctor.recorder.hooks import hook
 from ddp_doctor.recorder.notes import FOLDER, error_line, notes
-from ddp_doctor.report import LANGUAGES, Finding, Report
+from ddp_doctor.report import LANGUAGES, Finding, Report, read_words
 from tools.site.verdicts import VERDICTS, all_cases, faults
 
 ATTACHED = set()  # in a crew member: what waits for a module that the script may import
@@ -170,7 +170,18 @@ def examined(
         judge(read_ranks(folder / "traces"), report)
         assert report.say("doctor") not in str(report.not_checked), report.not_checked
     assert_nothing_new(folder / "traces", reports["en"])
+    assert_reasons_known(reports["en"])
     return reports
+
+
+def assert_reasons_known(report: Report) -> None:
+    """Why a finding was not looked for is among the reasons that its check names."""
+    words = read_words("en")
+    for name, why in report.not_checked.items():
+        own = SILENT[name] | {"alone", "machines", "steps", "together", "taken_out"}
+        says = [words[reason][0].partition("{")[0] for reason in own]
+        says += [words[reason][0].partition("{")[0] for reason in ("missing", "failed")]
+        assert why.startswith(tuple(says)), f"{name}: {why}"
 
 
 def examined_text(

@@ -44,7 +44,7 @@ from ddp_doctor import checks
 from ddp_doctor.checks.evaluation import counted
 from ddp_doctor.checks.randomness import equal_stream
 from ddp_doctor.command import NAMES, check_line, parse_args
-from ddp_doctor.findings import CHECKS, KINDS, SEVERITIES
+from ddp_doctor.findings import CHECKS, KINDS, SEVERITIES, SILENT
 from ddp_doctor.ranks import Pass, Rank, ranks_of
 from ddp_doctor.recorder.contents import contents, fingerprint
 from ddp_doctor.recorder.loaders import is_of_accelerate
@@ -675,16 +675,39 @@ def test_contract_of_the_two_halves() -> None:
     assert set(names) == set(contract())
 
 
-def test_where_a_check_looks_at_nothing() -> None:
-    """EVENTS.md has each check once, reasons that a verdict can give, programs that are there."""
-    part = (ROOT / "doctor/EVENTS.md").read_text().partition('<a id="nothing">')[2]
+def with_reasons(text: str) -> str:
+    """EVENTS.md, with the reasons of each finding as its checks have them, and what these say."""
+    head, mark, part = text.partition('<a id="nothing">')
+    words = read_words("en")
+    order = [name for name in words if name in set().union(*SILENT.values())]
+
+    def filled(row: re.Match) -> str:
+        found = set().union(*(SILENT[name] for name in row[1].split("`, `")))
+        reasons = ", ".join(name for name in order if name in found)
+        return f"| `{row[1]}` | {row[2]} | {reasons or '(nothing: it is Checked)'} |"
+
+    part = re.sub(r"^\| `(.*)` \| (.*?) \| (.*?) \|", filled, part, flags=re.M)
+    begin, end = (part.index(line) for line in ("| reason |", "\n## Which printed"))
+    rows = "".join(f"| {name} | {words[name][0]} |\n" for name in order)
+    table = f"| reason | the verdict says |\n| --- | --- |\n{rows}"
+    return head + mark + part[:begin] + table + part[end:]
+
+
+def test_where_a_check_looks_at_nothing(request: pytest.FixtureRequest) -> None:
+    """EVENTS.md has each check once, the reasons that its verdict can give (--write-verdicts prints
+    them anew), programs that are there."""
+    file = ROOT / "doctor/EVENTS.md"
+    if request.config.getoption("--write-verdicts"):
+        file.write_text(with_reasons(file.read_text()))
+    assert file.read_text() == with_reasons(file.read_text()), "pytest --write-verdicts"
+    part = file.read_text().partition('<a id="nothing">')[2]
     rows = re.findall(r"^\| `(.*)` \| .* \| (.*) \| (.*) \| (.*) \|$", part, re.M)
     here, listed = Path(__file__).parent, []
     tests = "".join(path.read_text() for path in here.glob("*.py"))
     files = {path.stem for path in here.glob("right/*.py")}
     for names, reasons, *shown_by in rows:
         listed += names.split("`, `")
-        assert reasons.startswith("(") or set(reasons.split(", ")) <= set(read_words("en")), reasons
+        assert reasons
         for name in chain(*csv.reader(shown_by, skipinitialspace=True)):
             known = name in ("fault", *files) or f'"{name}"' in tests or f"def {name}(" in tests
             assert known, name
