@@ -303,7 +303,8 @@ def print_ended(job: Job, ranks: list[Rank], say: Callable) -> None:
     print("\ndoctor: " + say("made", ranks=listed(ranks), steps=steps, by=by))
     for rank in ranks:
         if failed(rank):
-            print(say("raised", rank=rank.rank, error=last_line(rank.ended["error"])))
+            at = f" ({short(rank.ended['at'])})" if rank.ended["at"] else ""
+            print(say("raised", rank=rank.rank, error=last_line(rank.ended["error"]) + at))
         if rank.stack:
             print_still(f"rank {rank.rank}", rank.stack, rank.inside, say)
 
@@ -421,6 +422,7 @@ def examine(args: argparse.Namespace) -> None:
         return
 
     report = Report(language, tuple(args.allow))
+    report.options = f" --lang {args.lang}" if args.lang else ""
     for line in filter(None, (args.against, args.command)):
         check_line(line, report.say)
     args.stdin = None

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from .findings import HANG, NOTE, WRONG, kind_of
 
 LANGUAGES = ("en", "zh")
+UNUSED = r"Parameter indices which did not receive grad for rank \d+:[ \d]{1,80}"
 
 
 @functools.cache
@@ -72,6 +73,7 @@ class Report:
         self.fsdp = False  # words of DDP would mislead
         self.broken = False  # the script ended by an error
         self.cut = ""  # where, and why, the recorder had to stop
+        self.options = ""  # of the doctor, in what it says to type
         self.mild = False  # findings are only notes, whatever their severity
         self.differs = False  # a comparison with another run has found something
         self.blocked: dict[str, str] = {}  # findings whose probes are missing, and why
@@ -125,7 +127,8 @@ class Report:
         return any(finding.id in names for finding in self.findings)
 
     def text(self) -> str:
-        parts = ["\n".join(self.told(finding, own_call())) + "\n" for finding in self.findings]
+        call = own_call() + self.options
+        parts = ["\n".join(self.told(finding, call)) + "\n" for finding in self.findings]
         nothing = "nothing_else" if self.differs else "nothing"
         nothing = "until" if self.broken else "recorded" if self.cut else nothing
         parts = parts or [self.say(nothing) + "\n"]
@@ -165,4 +168,8 @@ def last_line(error: str) -> str:
     """Of what repr() makes of an error; of one that a loader's worker passes on, its own line."""
     if "Original Traceback" in error:
         error = error.rstrip("')\"\\n").rpartition("\\n")[2] + " in a DataLoader worker"
-    return error if len(error) <= 200 else (error[:198].rpartition(" ")[0] or error[:198]) + " …"
+    if len(error) <= 200:
+        return error
+    cut = (error[:198].rpartition(" ")[0] or error[:198]) + " …"
+    unused = re.search(UNUSED, error[198:])  # what DDP says last of all
+    return f"{cut} {unused[0].strip()} …" if unused else cut

@@ -795,6 +795,21 @@ PROGRAMS: dict[str, Program] = {
         found="equal_randomness", notes="untrained:still",
         unchecked="unequal_buffers unequal_counts",
     ),
+    "a plateau that is fed twice": wrong(
+        "for epoch", "plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\nfor epoch",
+        EPOCH, EPOCH + "    plateau.step(1.0)\n    plateau.step(1.0)\n",
+        notes="schedule:fed", said=("was stepped 2 times between two steps",),
+    ),
+    "a plateau": right(
+        "for epoch", "plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\nfor epoch",
+        EPOCH, EPOCH + "    plateau.step(1.0)\n",
+    ),
+    "one rank's optimizer of a copy": wrong(
+        ADAM, "torch.optim.SGD((__import__('copy').deepcopy(model) if rank else ddp).parameters(), "
+        "lr=0.1 * world_size)",
+        found="untrained:rank", said=("On rank 1 no parameter of the optimizer (it has 6 there)",),
+        unchecked="no_averaging unequal_gradients drifting_weights",
+    ),
     "a schedule to its end": right(*LAMBDA),
     "a schedule that ends half-way": right(*LAMBDA, "n / 2.1", "n / 4", unchecked="schedule"),
     "a score of rank 0's share": right(*SCORE, unchecked="wrong_evaluation"),

@@ -593,9 +593,9 @@ def test_one_file(tmp_path: Path) -> None:
     assert [found["name"] for found in written["findings"]] == ["same_order"]
     assert [row["id"] for row in written["not_checked"]] == ["clipped"]
     assert "shared_file" in written["checked"]
-    more = shlex.join([sys.executable, str(packed), "--explain", "same_order"])
+    more = shlex.join([sys.executable, str(packed), "--lang", "zh", "--explain", "same_order"])
     assert f"     {more}\n" in result.stdout, result.output
-    result = run([*shlex.split(more), "--lang", "zh"], tmp_path)
+    result = run(shlex.split(more), tmp_path)
     assert result.stdout == explain("zh", "same_order") + "\n", result.output
 
 
@@ -688,7 +688,8 @@ def with_reasons(text: str) -> str:
 
     part = re.sub(r"^\| `(.*)` \| (.*?) \| (.*?) \|", filled, part, flags=re.M)
     begin, end = (part.index(line) for line in ("| reason |", "\n## Which printed"))
-    rows = "".join(f"| {name} | {words[name][0]} |\n" for name in order)
+    says = {name: re.sub(r"\{\w+\}", "…", words[name][0]) for name in order}
+    rows = "".join(f"| {name} | {text} |\n" for name, text in says.items())
     table = f"| reason | the verdict says |\n| --- | --- |\n{rows}"
     return head + mark + part[:begin] + table + part[end:]
 

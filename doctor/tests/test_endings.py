@@ -19,6 +19,7 @@ from tiers import table
 from warm import torchrun_environments
 
 from ddp_doctor.job import Job
+from ddp_doctor.recorder import ending
 from ddp_doctor.recorder.notes import File
 
 SCRIPT = """
@@ -313,6 +314,15 @@ def test_both_runs_begin_alike(tmp_path: Path) -> None:
     words = [*TOOL, "--lang", "en", "--against", f"{sys.executable} script.py", *ALONE]
     result = run(["bash", "-c", '"$0" "$@" < lines', *words], tmp_path)
     assert result.said.count("[0, 0] one") == 2, result.output
+
+
+def test_an_error_has_its_files_name() -> None:
+    """repr() of an OSError leaves it out."""
+    with pytest.raises(OSError) as caught:
+        open("/nowhere/image.jpg")
+    error = ending.told(caught.value)["error"]
+    assert error == "FileNotFoundError(2, 'No such file or directory', '/nowhere/image.jpg')"
+    assert ending.told(SystemExit(3))["error"] == "3"
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["closed", "taken"])

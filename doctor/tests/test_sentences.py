@@ -46,6 +46,11 @@ def test_an_error_is_told_in_whole_words() -> None:
     told = last_line(repr(KeyError("several " * 60)))
     assert len(told) <= 200 and told.endswith("several …")
     assert last_line("IndexError('x')") == "IndexError('x')"
+    unused = "RuntimeError('Expected to have finished reduction in the prior iteration" + " …" * 99
+    told = last_line(
+        f"{unused}. Parameter indices which did not receive grad for rank 1: 2 3\\n In"
+    )
+    assert told.endswith(" … Parameter indices which did not receive grad for rank 1: 2 3 …")
     assert len(last_line("A" * 300)) > 100
 
 

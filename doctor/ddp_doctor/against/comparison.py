@@ -577,7 +577,9 @@ class Comparison:
                 self.say("differs", "epochs", epoch=n, mine=mine, theirs=theirs)
         mine, theirs = (run.steps() for run in self.runs)
         if mine != theirs and all(run.ended() for run in self.runs):
-            self.say("differs", "steps", mine=mine, theirs=theirs)
+            epochs = [len(run.epochs()) for run in self.runs]
+            which = "steps:shorter" if epochs[0] == epochs[1] > 0 else "steps"
+            self.say("differs", which, mine=mine, theirs=theirs, count=epochs[0])
 
     @compares("saved", "checkpoint files safetensors")
     def compare_saved(self) -> None:

@@ -92,4 +92,7 @@ def tell_extra(one: Rank, other: Rank, group: str, report: Report) -> None:
             here, there = found
             values = {"one": more.rank, "other": fewer.rank, "kind": here["kind"]}
             values |= {"place": short(here["at"]), "next": short(there["at"])}
-            report.find("collective_order:extra", here["at"], **values)
+            if here["at"] in [event["at"] for event in fewer.called(group)]:
+                return report.find("collective_order:early", there["at"], **values)
+            return report.find("collective_order:extra", here["at"], **values)
+    return None

@@ -52,7 +52,7 @@ def check_learning(ranks: list[Rank], report: Report) -> str | None:
         check_accumulation(rank, len(ranks), report)
         for number in {step["optimizer"] for step in rank.steps}:
             steps = [step for step in rank.steps if step["optimizer"] == number]
-            check_optimizer(rank, steps, report)
+            check_optimizer(rank, steps, report, len(bare(ranks, number)) < len(ranks))
         check_mode(rank, report)
         for event in {str(event["at"]): event for event in rank.events["still"]}.values():
             if 0 < len(event["names"]) < event["count"]:
@@ -102,7 +102,18 @@ def check_mode(rank: Rank, report: Report) -> None:
         report.find("eval_mode", at, first=before + 1, last=len(modes))
 
 
-def check_optimizer(rank: Rank, steps: list[dict], report: Report) -> None:
+def bare(ranks: list[Rank], number: int) -> list[Rank]:
+    """Those on which no parameter of this optimizer ever had a gradient."""
+
+    def learns(rank: Rank) -> bool:
+        steps = [step for step in rank.steps if step["optimizer"] == number]
+        return any(step["without"] < step["parameters"] for step in steps)
+
+    return [rank for rank in ranks if not learns(rank)]
+
+
+def check_optimizer(rank: Rank, steps: list[dict], report: Report, alone: bool) -> None:
+    """alone: on other ranks it has gradients."""
     thrown = [step["thrown"] for step in steps]
     if len(steps) > 3 and all(thrown[1:]):  # in some alone, steps may be skipped
         values = {"count": sum(thrown), "steps": len(steps)}
@@ -117,8 +128,9 @@ def check_optimizer(rank: Rank, steps: list[dict], report: Report) -> None:
     held = [step["held"] for step in learning if step["held"]]
     if all(step["without"] == step["parameters"] for step in learning):
         values = {"count": len(steps), "parameters": steps[0]["parameters"]}
-        name = "untrained:held" if len(held) == len(learning) else "untrained:other"
-        return report.find(name, (held or [steps[-1]["made"]])[0], **values)
+        kind = "held" if len(held) == len(learning) else "rank" if alone else "other"
+        at = (held or [steps[-1]["made"]])[0]
+        return report.find(f"untrained:{kind}", at, **values, rank=rank.rank)
     if len(held) > len(learning) / 2:
         report.find("lost_gradient:held", held[0], count=len(held), steps=len(learning))
 
@@ -152,6 +164,9 @@ def check_schedule(ranks: list[Rank], report: Report) -> str | None:
         ends = scheduler["length"] is not None or re.search(ENDLESS, scheduler["kind"])
         if any(turns) and not ends and rates[-1] > LOW * max(rates):
             report.skip("schedule", "length")  # its end was not seen
+        fed = [turn for turn in turns if turn]
+        if scheduler["kind"] == "ReduceLROnPlateau" and fed and 1 < min(fed) < max(3, len(turns)):
+            report.find("schedule:fed", scheduler["at"], mild=True, times=min(fed))
         if len(turns) < 3:
             continue
         at = scheduler["at"]

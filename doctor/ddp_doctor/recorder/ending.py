@@ -39,7 +39,10 @@ def note_status(status: object = None) -> None:
 def told(error: object) -> dict:
     if isinstance(error, SystemExit):
         error = error.code
-    return {"error": repr(error or None), "at": error_line(error)}
+    text = repr(error or None)
+    if isinstance(error, OSError) and error.filename is not None:  # which repr leaves out
+        text = f"{type(error).__name__}({error.errno}, {error.strerror!r}, {error.filename!r})"
+    return {"error": text, "at": error_line(error)}
 
 
 def at_exit() -> None:
