@@ -503,6 +503,8 @@ DISAGREE = {
     "--seed": ("--synthetic 8 --seed 0", "--synthetic 8 --seed 1"),
     "--weight-decay": ("--synthetic 8", "--synthetic 8 --weight-decay 0.5"),
     "--label-smoothing": ("--synthetic 8", "--synthetic 8 --label-smoothing 0.9"),
+    "--clip-grad": ("--synthetic 8", "--synthetic 8 --clip-grad 1"),
+    "--save-minutes": ("--synthetic 8", "--synthetic 8 --save-minutes 1"),
     "--bf16": ("--synthetic 8", "--synthetic 8 --bf16"),
     "--image-size": ("--synthetic 8", "--synthetic 8 --image-size 16"),
     "--batch-size": ("--synthetic 8", "--synthetic 8 --batch-size 8"),
