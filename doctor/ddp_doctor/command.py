@@ -211,12 +211,37 @@ def recorded(make: Callable) -> Iterator[Job]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+class Around:
+    """What surrounds each of the runs: what the doctor was given to read, and the files that a run
+    whose result is worth nothing may write over."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.stdin = None
+        with suppress(OSError):  # a terminal, a pipe
+            self.stdin = os.lseek(0, 0, os.SEEK_CUR)
+        worthless = args.speed or args.without
+        self.before = Before(args.command, args.against or []) if worthless else None
+
+    def begin(self) -> None:
+        """Each run reads from the beginning."""
+        if self.stdin is not None:
+            os.lseek(0, self.stdin, os.SEEK_SET)
+
+    def tell(self, say: Callable) -> None:
+        if self.before and (changed := self.before.changed()):
+            print("\ndoctor: " + say("changed", files=listed(changed, 100)))
+        if self.before and self.before.unseen:
+            print("\ndoctor: " + say("unseen", folders=listed(self.before.unseen)))
+
+
 def print_still(who: str, at: list, inside: str, say: Callable) -> None:
     print(say("still_in" if inside else "still", who=who, place=short(at), inside=inside))
 
 
-def run(args: argparse.Namespace, command: list[str], job: Job, say: Callable) -> list[Rank]:
-    stopped = perform(args, command, job, say)
+def run(
+    args: argparse.Namespace, around: Around, command: list[str], job: Job, say: Callable
+) -> list[Rank]:
+    stopped = perform(args, around, command, job, say)
 
     job.cut = job.stopped()
     if not job.cut and not any(job.traces.glob("*.jsonl")):
@@ -256,11 +281,11 @@ def no_torch(job: Job, say: Callable) -> str:
     return say("no_torch_left" if job.left() else "no_torch")
 
 
-def perform(args: argparse.Namespace, command: list[str], job: Job, say: Callable) -> float:
+def perform(
+    args: argparse.Namespace, around: Around, command: list[str], job: Job, say: Callable
+) -> float:
     """The command runs until it ends, or is ended. Returns when we ended it."""
-    # Each of two runs reads what the doctor was given, from its beginning.
-    if args.stdin is not None:
-        os.lseek(0, args.stdin, os.SEEK_SET)
+    around.begin()
     for number in HEARD:  # ENDS end the job as Ctrl-C does
         signal.signal(number, signal.default_int_handler if number in ENDS else job.pass_on)
     try:
@@ -285,10 +310,7 @@ def perform(args: argparse.Namespace, command: list[str], job: Job, say: Callabl
     if left := job.left():
         found = {"count": len(left), "pids": listed(left), "folder": job.traces.parent}
         print("\ndoctor: " + say("left", **found))
-    if args.before and (changed := args.before.changed()):
-        print("\ndoctor: " + say("changed", files=listed(changed, 100)))
-    if args.before and args.before.unseen:
-        print("\ndoctor: " + say("unseen", folders=listed(args.before.unseen)))
+    around.tell(say)
     return stopped
 
 
@@ -310,13 +332,17 @@ def print_ended(job: Job, ranks: list[Rank], say: Callable) -> None:
 
 
 def run_in_folder(
-    args: argparse.Namespace, command: list[str], say: Callable, of_first: dict | None = None
+    args: argparse.Namespace,
+    around: Around,
+    command: list[str],
+    say: Callable,
+    of_first: dict | None = None,
 ) -> tuple[Job, list[Rank]]:
     """of_first: for the second of two runs."""
     print("doctor: " + say("running", command=" ".join(command)), flush=True)
     without = (args.without or "") if args.against else None
     with recorded(lambda folder: Job(folder, without, of_first)) as job:
-        ranks = run(args, command, job, say)
+        ranks = run(args, around, command, job, say)
     print_ended(job, ranks, say)
     errors = " ".join(rank.ended.get("error", "") for rank in ranks)
     if "rounding" in (args.without or "") and all(
@@ -336,12 +362,12 @@ def write_json(args: argparse.Namespace, found: object) -> None:
         fail(f"--json {args.json}: {error.strerror}")
 
 
-def measure(args: argparse.Namespace, command: list[str], report: Report) -> Speed:
+def measure(args: argparse.Namespace, around: Around, command: list[str], report: Report) -> Speed:
     """How fast it is, and what its parts cost. Ends the doctor where that cannot be known."""
     say = report.say
     print("doctor: " + say("speed_running", command=" ".join(command)), flush=True)
     with recorded(lambda folder: Trial(folder, say)) as trial:
-        perform(args, command, trial, say)
+        perform(args, around, command, trial, say)
         trial.read()
         cut, why = trial.stopped(), trial.why()
         if not cut and not trial.torch:
@@ -373,9 +399,10 @@ def print_before(before: Before, report: Report) -> None:
             print("  -> " + report.advice("before", copy=shlex.quote(copy)))
 
 
-def compare_speed(args: argparse.Namespace, report: Report) -> int:
+def compare_speed(args: argparse.Namespace, around: Around, report: Report) -> int:
     """Status: 3 if something could not be told."""
-    runs = [measure(args, command, report) for command in (args.against, args.command) if command]
+    commands = filter(None, (args.against, args.command))
+    runs = [measure(args, around, command, report) for command in commands]
     if args.against:
         print("\n" + compared(*runs, report))
     write_json(args, [speed.json() | Rent(speed).json() for speed in runs])
@@ -425,22 +452,18 @@ def examine(args: argparse.Namespace) -> None:
     report.options = f" --lang {args.lang}" if args.lang else ""
     for line in filter(None, (args.against, args.command)):
         check_line(line, report.say)
-    args.stdin = None
-    with suppress(OSError):  # a terminal, a pipe
-        args.stdin = os.lseek(0, 0, os.SEEK_CUR)
-    args.before = None
-    if args.speed or args.without:  # what is trained then is worth nothing
-        args.before = Before(args.command, args.against or [])
-        print_before(args.before, report)
+    around = Around(args)
+    if around.before:
+        print_before(around.before, report)
     if args.speed:
-        sys.exit(compare_speed(args, report))
+        sys.exit(compare_speed(args, around, report))
     first = None
     if args.against:
-        one, first = run_in_folder(args, args.against, report.say)
+        one, first = run_in_folder(args, around, args.against, report.say)
         if broken(one, first) or (one.process.returncode and not one.ended):
             fail(report.say("no_comparison", why=one.cut or one.reason))
     told = for_second_run(first) if first else None
-    job, ranks = run_in_folder(args, args.command, report.say, told)
+    job, ranks = run_in_folder(args, around, args.command, report.say, told)
     status = job.process.returncode
 
     report.broken = any(map(failed, ranks)) or bool(status and not job.ended)

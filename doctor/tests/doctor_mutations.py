@@ -787,12 +787,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("gradients that backward adds nothing to are none that pile up", 1,
          "self.added and not self.emptied", "self.left is not None and not self.emptied"),
     ],
-    f"{PROGRAM}[a-layer-that-never-moves]": [
-        ("bits are not summed alike", 1, "for n in (1, 2, 3, 5)]", "for n in (1,)]"),
-    ],
-    f"{PROGRAM}[a-layer-of-rate-0]": [
-        ("a rate of 0 keeps a tensor where it is", 1, "if rate != 0 else", "if True else"),
-    ],
     f"{PROGRAM}[eval-mode-without-a-difference]": [
         ("eval mode may make no difference", 1, '"training", True) or not self.moody',
          '"training", True)'),
@@ -1102,7 +1096,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{ENDINGS}::test_both_runs_begin_alike": [
         ("signals of the second run", 1, "in HEARD:  # ENDS end the job", "in ():  # ENDS end it"),
-        ("stdin of the second run", 1, "os.lseek(0, args.stdin, os.SEEK_SET)", "pass"),
+        ("stdin of the second run", 1, "os.lseek(0, self.stdin, os.SEEK_SET)", "pass"),
     ],
 }
 # fmt: on

@@ -11,7 +11,7 @@ from ddp_doctor.without.changes import CHANGES
 
 # What goes with a probe: events, or fields that then have this value.
 NOTHING_TRAINED = {"step": {"passes": [], "learned": []}}
-NO_STEP = ("step", "model", "figures", "unhooked", "still")
+NO_STEP = ("step", "model", "figures", "unhooked")
 GOES: dict[str, tuple[tuple, dict]] = {
     "rank": (("rank",), {}),
     "collectives": (("collective", "lost", "dtensor"), {"step": {"exchanged": []}}),

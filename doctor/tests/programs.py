@@ -138,19 +138,6 @@ BY_GRAD = (  # gradients are set, while backward() is called for another model
     "            p.grad = grad / world_size\n",
 )  # fmt: skip
 EVAL = ("    model.train()\n", "")
-HALF = (  # updates of the first layer are too small for its type
-    "nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout()",
-    "First(), nn.Tanh()",
-    "model = nn.Sequential(",
-    "class First(nn.Module):\n"
-    "    def __init__(self):\n"
-    "        super().__init__()\n"
-    "        self.weight = nn.Parameter(torch.ones(16, 8, dtype=torch.bfloat16))\n\n"
-    "    def forward(self, x):\n"
-    "        return x @ self.weight.float().T\n\n\n"
-    "model = nn.Sequential(",
-    "lr=0.1 * world_size", "lr=1e-4",
-)  # fmt: skip
 IN_MODEL = (  # as models of transformers compute it, under a DDP that wraps what they return
     "ddp = DDP(model)\n",
     "class WithLoss(nn.Module):\n"
@@ -687,17 +674,6 @@ PROGRAMS: dict[str, Program] = {
         "        model.eval()\n        model(images)\n        model.train()\n" + BACKWARD,
     ),
     "a frozen layer": right("ddp = DDP", "model[0].requires_grad_(False)\nddp = DDP"),
-    "a layer of rate 0": right(
-        "SGD(ddp.parameters(),",
-        "SGD([{'params': model[0].parameters(), 'lr': 0.0},\n"
-        "    {'params': [*model[1].parameters(), *model[3].parameters()]}],",
-    ),
-    "a layer whose gradient is 0": right("(ddp(images)", "(ddp(0 * images)", proof=True),
-    "small in bfloat16, and large enough": right(
-        *HALF[:-1],
-        "lr=0.5",
-        unchecked="unequal_buffers", proof=True,
-    ),
     "unequal counts of a model's own loss": wrong(
         *IN_MODEL,
         notes="unequal_counts", said=("In half of 15 steps it is 1.",),
@@ -720,11 +696,6 @@ PROGRAMS: dict[str, Program] = {
     "eval mode since the first evaluation": wrong(
         *EVAL,
         notes="eval_mode", said=("steps 6 to 15 are trained without dropout",),
-    ),
-    "a layer that never moves": wrong(
-        *HALF,
-        notes="untrained:still", said=("0.weight never moved in 8 steps",),
-        unchecked="unequal_buffers",
     ),
     "a picture by every rank": wrong(
         *LIBRARY,
@@ -789,10 +760,10 @@ PROGRAMS: dict[str, Program] = {
         "train_set.epoch = epoch", "train_set.epoch[:] = epoch",
         unchecked="unequal_targets",
     ),
-    "a critic": right(*CRITIC, notes="untrained:still", unchecked="unequal_buffers unequal_counts"),
+    "a critic": right(*CRITIC, unchecked="unequal_buffers unequal_counts"),
     "a critic, and one seed": wrong(
         *CRITIC, *SEEDED_ALIKE,
-        found="equal_randomness", notes="untrained:still",
+        found="equal_randomness",
         unchecked="unequal_buffers unequal_counts",
     ),
     "a plateau that is fed twice": wrong(

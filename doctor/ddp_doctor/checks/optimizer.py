@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from ..findings import NOTE, TRAINING, WASTED, WRONG, check, finds
 from ..ranks import Rank
-from ..report import Report, listed
+from ..report import Report
 from .weights import own_norms
 
 ENDLESS = "Step|Exponential|Plateau|Cyclic|Restarts|Multiplicative"  # schedulers without an end
@@ -14,7 +14,6 @@ LOW = 0.1  # of the highest rate: a schedule that has come down to it is taken t
 
 @check()
 @finds("untrained", WRONG, "gradients step held", alone=True, silent="optimizer")
-@finds("untrained:still", NOTE)
 @finds("left_gradients", NOTE, f"{TRAINING} emptied", alone=True, silent="optimizer")
 @finds("eval_mode", NOTE, TRAINING, alone=True, silent="optimizer")
 @finds(
@@ -54,10 +53,6 @@ def check_learning(ranks: list[Rank], report: Report) -> str | None:
             steps = [step for step in rank.steps if step["optimizer"] == number]
             check_optimizer(rank, steps, report, len(bare(ranks, number)) < len(ranks))
         check_mode(rank, report)
-        for event in {str(event["at"]): event for event in rank.events["still"]}.values():
-            if 0 < len(event["names"]) < event["count"]:
-                values = {"names": listed(event["names"]), "steps": event["steps"]}
-                report.find("untrained:still", event["at"], **values)
     check_norms(ranks, report)
     if not any(rank.events["clip"] for rank in ranks):
         report.skip("clipped", "clips")
@@ -130,7 +125,8 @@ def check_optimizer(rank: Rank, steps: list[dict], report: Report, alone: bool) 
         values = {"count": len(steps), "parameters": steps[0]["parameters"]}
         kind = "held" if len(held) == len(learning) else "rank" if alone else "other"
         at = (held or [steps[-1]["made"]])[0]
-        return report.find(f"untrained:{kind}", at, **values, rank=rank.rank)
+        values |= {"rank": rank.rank} if kind == "rank" else {}
+        return report.find(f"untrained:{kind}", at, **values)
     if len(held) > len(learning) / 2:
         report.find("lost_gradient:held", held[0], count=len(held), steps=len(learning))
 

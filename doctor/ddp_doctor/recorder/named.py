@@ -8,10 +8,8 @@ from functools import partial
 
 import torch
 
-from ..without import without
-from ..without.layers import frozen
 from .figures import GROUPS, figures, figures_of
-from .notes import NAMELESS, compares, notes
+from .notes import NAMELESS, compares, notes, without
 
 MOST_TENSORS = 4000  # of an optimizer, and of a checkpoint: a figure for each
 LONGEST = 500  # of lists that are looked into: longer ones are states of random numbers, say
@@ -20,6 +18,11 @@ DEEPEST = 8  # Lightning has moments of its optimizers in five dicts
 WRAPPERS = r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
 # Settings of an optimizer that change no result, or are compared in each step.
 NO_SETTING = ("params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable")
+
+
+def frozen(norm: object) -> bool:
+    """Whether --without lets this layer use its running statistics in training, too."""
+    return without("batchnorm") and norm.running_mean is not None
 
 
 def groups_of(count: int) -> int:

@@ -158,6 +158,11 @@ def compares() -> bool:
     return AGAINST in notes.told
 
 
+def without(part: str) -> bool:
+    """Whether --without takes it out of both runs."""
+    return part in notes.told.get(AGAINST, "").split(",")
+
+
 def place() -> tuple[int, int]:
     """Rank, and how many there are."""
     horovod, dist = map(sys.modules.get, ("horovod.torch", "torch.distributed"))

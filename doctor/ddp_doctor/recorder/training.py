@@ -17,10 +17,10 @@ from . import collectives
 from .collectives import trace
 from .figures import capturing, figures, figures_of
 from .given import inputs, noted
-from .named import groups_of, names_of, note_fixed, note_layers, note_optimizer, note_state
+from .named import groups_of, note_fixed, note_layers, note_optimizer, note_state
 from .notes import PADDING, compares, notes, user_line
 from .others import all_modules, others
-from .parameters import MOST, Emptied, Still
+from .parameters import MOST, Emptied
 from .parts import Parts, divided
 from .seeds import seeds
 from .states import generators
@@ -58,7 +58,6 @@ class Training:
         self.emptied = weakref.WeakKeyDictionary()  # an optimizer -> what its gradients become
         self.thrown = 0  # gradients that were emptied before this step could use them
         self.before = 0  # steps, at the backward pass before
-        self.still = weakref.WeakKeyDictionary()  # an optimizer -> its tensors that never move
         self.divided = weakref.WeakKeyDictionary()  # an optimizer -> are its tensors parts?
         self.made = weakref.WeakKeyDictionary()  # an optimizer or DDP -> its line
         self.schedulers = weakref.WeakKeyDictionary()
@@ -75,11 +74,6 @@ class Training:
         if self.steps == 0 and self.done:
             self.first_step(optimizer)
 
-        if optimizer not in self.still and len(self.still) < MOST and not capturing():
-            parameters = parameters_of(optimizer)
-            names = names_of(parameters, self.model())
-            at = self.made.get(optimizer) or user_line()
-            self.still[optimizer] = Still(parameters, names, at)
         if self.done and optimizer in self.emptied:
             self.thrown = self.emptied[optimizer].before_step()
         self.outer = optimizer.param_groups if self.done else self.outer
@@ -148,10 +142,6 @@ class Training:
             **inputs.step(self.steps, states),
         )
         self.thrown = 0
-        if optimizer in self.still and not capturing():
-            rates = [group.get("lr") for group in optimizer.param_groups for _ in group["params"]]
-            self.still[optimizer].after_step(parameters, rates)
-
         if self.closed:
             self.gradients = gradients_of(parameters)
         if self.gradients is not None:

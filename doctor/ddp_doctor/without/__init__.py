@@ -7,13 +7,9 @@ import json
 from functools import cache
 from pathlib import Path
 
-from ..recorder.notes import AGAINST, FIRST, notes
+from ..recorder.notes import FIRST, notes
 
 PARTS = ("shuffling", "batchnorm", "dropout", "draws", "rounding")
-
-
-def without(part: str) -> bool:
-    return part in notes.told.get(AGAINST, "").split(",")
 
 
 @cache

@@ -29,10 +29,10 @@ from ..recorder.collectives import TORCH, tensors_in
 from ..recorder.figures import capturing
 from ..recorder.hooks import hook
 from ..recorder.loaders import data
-from ..recorder.notes import HERE, compares, notes, place
+from ..recorder.notes import HERE, compares, notes, place, without
 from ..recorder.states import plain, state_of
 from ..recorder.training import training
-from . import first, without
+from . import first
 
 # Of these, each row can be drawn by itself.
 ROWS = "rand randn randint normal rand_like randn_like randint_like bernoulli multinomial poisson"

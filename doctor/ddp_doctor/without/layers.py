@@ -2,7 +2,8 @@
 
 from torch.nn import functional
 
-from . import without
+from ..recorder.named import frozen
+from ..recorder.notes import without
 
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 DROPOUTS += ("feature_alpha_dropout",)
@@ -25,10 +26,6 @@ def batchnorm(probe: str, nn: object) -> None:
 
     for kind in (nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm):
         kind.forward = evaluating(kind.forward)
-
-
-def frozen(norm: object) -> bool:
-    return without("batchnorm") and norm.running_mean is not None
 
 
 def dropout(probe: str, module: object) -> None:

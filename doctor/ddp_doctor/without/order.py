@@ -15,8 +15,8 @@ import torch
 
 from ..recorder.contents import fingerprint, length_of, root_of
 from ..recorder.loaders import chain, data, draws
-from ..recorder.notes import notes, place
-from . import first, without
+from ..recorder.notes import notes, place, without
+from . import first
 
 LATEST = {}  # a loader's id -> its latest pass, and what the first run told of the same one
 # What samplers call their share: torch's and those like it, accelerate's.

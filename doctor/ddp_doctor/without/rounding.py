@@ -2,7 +2,7 @@
 
 import torch
 
-from . import without
+from ..recorder.notes import without
 
 COARSE = (torch.float32, torch.float16, torch.bfloat16)
 SOFTMAX = ("softmax", "log_softmax")
