@@ -193,6 +193,36 @@ def test_bfloat16(crew: Crew, tmp_path: Path) -> None:
     assert {weight.dtype for weight in weights_of(folder).values()} == {torch.float32}
 
 
+def test_rotary_positions() -> None:
+    """What queries and keys have in common depends on how far apart they stand, and on nothing
+    else of where; lengths stay."""
+    chapter = load_chapter(LM)
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 1, 8, generator=generator, dtype=torch.float64).expand(
+        2, 1, 1, 9, 8
+    )
+    angles = torch.arange(9.0, dtype=torch.float64)[:, None] * 10_000 ** -(torch.arange(4.0) / 4)
+    angles = torch.stack([angles.cos(), angles.sin()])
+    q, k = chapter.rotate(q, angles)[0, 0], chapter.rotate(k, angles)[0, 0]
+    common = q @ k.T
+    for offset in range(-8, 9):
+        diagonal = common.diagonal(offset)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
+    assert common[0].unique().numel() == 9
+    torch.testing.assert_close(q.norm(dim=-1), q[:1].norm(dim=-1).expand(9))
+
+
+def test_no_place_sees_what_is_behind_it() -> None:
+    chapter = load_chapter(LM)
+    args = chapter.build_parser().parse_args(TRAIN)
+    model, places = chapter.build_model(args, 256), torch.arange(16)
+    tokens = torch.arange(16)[None]
+    other = tokens.clone()
+    other[0, 9] = 77
+    same = (model(tokens, places) == model(other, places)).all(-1)[0]
+    assert same[:9].all() and not same[9:].any()
+
+
 # ---- text ----
 def test_order_is_a_permutation() -> None:
     """Of any number of windows; another one in each epoch and for each seed; neighbours part."""
