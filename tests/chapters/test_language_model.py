@@ -516,6 +516,20 @@ def test_minimal(tmp_path: Path) -> None:
     assert weights["0.weight"].shape == (256, 64)
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_two_nodes_on_the_page(language: str) -> None:
+    """What is typed for 16 GPUs goes together, and is a model of the size that the page says."""
+    page = (ROOT / f"docs/{language}/chapters/{LM}.md").read_text()
+    [block] = re.findall(r"^MAIN=.*?\.sbatch (.*?)^```", page, re.M | re.S)
+    chapter = load_chapter(LM)
+    args = chapter.build_parser().parse_args(block.replace("\\\n", " ").split())
+    assert chapter.check_flags(args, 16) == (2, 8, 1, 1)
+    with torch.device("meta"):
+        model = chapter.build_model(args, 50_304)
+    count = sum(weight.numel() for weight in model.parameters())
+    assert round(count / 1e9, 1) == 3.1 and round(16 * count / 8 / 1e9, 1) == 6.3
+
+
 # ---- what can be read off it ----
 def source() -> str:
     return (ROOT / LM / "main.py").read_text()
