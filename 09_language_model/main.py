@@ -332,19 +332,19 @@ def train(
         optimizer.zero_grad()  # here, so that no gradients lie beside activations
 
         if step == meetings.next:
-            # One sum over all ranks tells each of them the loss, whether one was asked
-            # to stop, and by rank 0's clock when to save and to meet again.
+            # One sum tells all ranks the loss, who shall stop, and rank 0's clock.
             sums = torch.cat([totals, totals.new_tensor(meetings.news())])
             dist.all_reduce(sums)  # [dist]
             loss_sum, *news = sums.tolist()
-            check_finite(loss_sum, f"at step {step}")
+            grad_norm = whole(norm).item()
+            check_finite(loss_sum + grad_norm, f"at step {step}")  # before a save
             save, stop = meetings.learn(news)
             if save or stop or step % args.print_freq == 0 or step == until:
                 tokens = tokens_of(args, step - logged)
                 row = {
                     **place_of(args, step, data),
                     "loss": loss_sum / (step - logged) / dist.get_world_size(),
-                    "grad_norm": whole(norm).item(),
+                    "grad_norm": grad_norm,
                     "lr": group["lr"],
                     "tokens_per_second": tokens / (time.perf_counter() - start),
                 }
@@ -583,9 +583,11 @@ def check_gpus(local_rank: int) -> None:
 
 
 def check_finite(loss: float, where: str) -> None:
-    """Fail if the loss is infinite or not a number."""
+    """Fail if the loss, to which the norm of the gradients may be added, is infinite or
+    not a number."""
     if not math.isfinite(loss):
-        fail(f"the loss is {loss} {where}: use a lower --lr, and --resume")
+        told = f"the loss, or the norm of the gradients, is {loss} {where}"
+        fail(f"{told}: use a lower --lr, and --resume")
 
 
 def check_enough(args: Namespace, train_set: Windows, val_set: Windows) -> None:

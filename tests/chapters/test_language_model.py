@@ -535,7 +535,7 @@ def source() -> str:
     return (ROOT / LM / "main.py").read_text()
 
 
-SAME = ["fail", "HelpFormatter", "check_launcher", "check_gpus", "check_finite", "seed_of"]
+SAME = ["fail", "HelpFormatter", "check_launcher", "check_gpus", "seed_of"]
 SAME += ["Meetings", "describe_gpu", "wait_for_gloo"]
 
 

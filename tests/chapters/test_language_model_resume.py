@@ -296,3 +296,16 @@ def full(argv: list[str]) -> dict:
 
     with mock.patch.object(dcp, "save", side_effect=OSError(28, "No space left on device")):
         return main_as(torch.float64, argv)
+
+
+def infinite(norm: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(float("inf"))
+
+
+def test_infinite_gradients(crew: Crew, tmp_path: Path) -> None:
+    """What the step has made of the weights is not saved, though its loss was finite."""
+    argv = [*ARGV, "--output-dir", str(tmp_path), "--save-minutes", "0"]
+    words = [str(word) for word in argv]
+    [answer] = crew.run(main_as, torch.float64, words, {"whole": infinite})
+    assert "is inf at step 1: use a lower --lr" in answer["exit"], answer
+    assert not list(tmp_path.glob("step*"))
