@@ -76,8 +76,9 @@ def add(run: Run, event: Event) -> None:
         event["at"] = event["epoch"] + event.get("step", 0) / steps
         run.starts.append(event)
         run.train[:] = [row for row in run.train if row["at"] <= event["at"]]
-        # A run that begins at the last step of an epoch evaluates that once more.
-        run.eval[:] = [row for row in run.eval if row["epoch"] < event["epoch"]]
+        # A run that begins at the last step of an epoch evaluates that once more. Where
+        # evaluations come after so many steps, that is seen when it has done so.
+        run.eval[:] = [row for row in run.eval if kept(row, event)]
         run.end = None
     elif not run.starts:
         raise RunLogError(f"{run.path}: {kind} before any start; is this a whole {LOG_NAME}?")
@@ -85,7 +86,14 @@ def add(run: Run, event: Event) -> None:
         run.end = event
     elif kind in rows:
         event["at"] = event["epoch"] + event.get("step", steps) / steps
+        if kind == "eval" and run.eval and run.eval[-1]["at"] == event["at"]:
+            run.eval.pop()
         rows[kind].append(event)
+
+
+def kept(row: Event, start: Event) -> bool:
+    """Whether an evaluation was before this start; its row has a step in chapter 09 alone."""
+    return row["at"] <= start["at"] if "step" in row else row["epoch"] < start["epoch"]
 
 
 def numbers(row: Event) -> dict[str, float]:

@@ -27,6 +27,8 @@ LINKS = "tests/tools/test_links.py"
 SITE = "tests/site/test_site.py"
 APPROACHES = "tests/site/test_approaches.py"
 SEARCH = f"{SITE}::test_search"
+LM = "tests/chapters/test_language_model.py"
+GOES_ON = "tests/chapters/test_language_model_resume.py"
 KILLED = f"{TASKS}::test_killed_and_resumed"
 # By the test that notices them: what is lost, in how many files at least, and the patch.
 # fmt: off
@@ -85,6 +87,49 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{STOP}::test_failing_with_workers[02_distributed]": [
         ("the end of workers that ignore SIGTERM", 8,
          "Finalize(None, kill_workers, exitpriority=0)", "pass"),
+    ],
+    f"{LM}::test_trains_as_one_process_would[shard x sequence]": [
+        ("the places of a part of a sequence", 1,
+         'first = length * work.get_local_rank("sequence")', "first = 0"),
+        ("the text of each group of ranks", 1, "(micro * groups + group) * size",
+         "micro * groups * size"),
+        ("the mean over micro-batches", 1, ".mean() / args.accumulate", ".mean()"),
+        ("weights that do not decay", 1,
+         'weight.dim() > 1 and not name.startswith("tokens.")', "True"),
+        ("clipping in 09", 1, "args.clip_grad or math.inf)", "math.inf)"),
+    ],
+    f"{LM}::test_evaluation_is_exact": [
+        ("windows that count once", 1, "losses(model, windows, places)[:real]",
+         "losses(model, windows, places)"),
+    ],
+    f"{LM}::test_order_is_a_permutation": [
+        ("the epoch in the order of windows", 1, "repr((key, turn, right))",
+         "repr((key[:1], turn, right))"),
+    ],
+    f"{GOES_ON}::test_on_another_mesh[sequence, then shard]": [
+        ("averages of Adam that go on", 1, "averages = {\"state\": state[\"optimizer\"], ",
+         "averages = {\"state\": {}, "),
+        ("the place of a stop in 09", 1, 'saved.get("step", 0), saved.get("evaluated"',
+         '0, saved.get("evaluated"'),
+    ],
+    f"{GOES_ON}::test_stopped_before_an_evaluation": [
+        ("a checkpoint that is written once", 1,
+         'told = [bool(record["whole"]) and record["whole"][0]["step"] == step]',
+         "told = [False]"),
+    ],
+    f"{GOES_ON}::test_saved_at_every_step": [
+        ("old checkpoints that go", 1, 'record["whole"][args.keep :] if', "[] if"),
+    ],
+    f"{GOES_ON}::test_killed[after a save]": [
+        ("a record of what is begun", 1, 'write_record(args, record | {"begun": step})', "pass"),
+    ],
+    f"{GOES_ON}::test_metadata_that_runs_a_program": [
+        ("a look at what torch will unpickle", 1, '    check_metadata(folder / ".metadata")\n',
+         ""),
+    ],
+    f"{GOES_ON}::test_damaged_files": [
+        ("checksums of a checkpoint's files", 1,
+         'if checksums(folder, name) != {name: saved["files"][name]}:', "if False:"),
     ],
     f"{RANKS}::test_preempted_while_it_starts": [
         ("a signal before the first step", 1, "    catch_signals(args)  # now:", "    # now:"),

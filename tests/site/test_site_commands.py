@@ -53,8 +53,9 @@ def mistake(command: Command) -> str | None:
                 get_args_parser().parse_args(command.words[1:])
             words = command.words[at[0] + 1 :]
             if not {"-h", "--help"} & set(words):
-                # A job file hands its arguments to main.py.
-                load_chapter(match[1]).build_parser().parse_args(words)
+                # A job file hands its arguments to main.py, or to that of another chapter.
+                main = re.match(r"MAIN=(\w+)/main\.py ", command.line) or match
+                load_chapter(main[1]).build_parser().parse_args(words)
     except SystemExit as error:
         return (said.getvalue().strip() or str(error)).splitlines()[-1]
     return ""

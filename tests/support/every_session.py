@@ -21,6 +21,7 @@ from mutate import check_base, copy, take_touched  # noqa: F401
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ORPHANS: list[int] = []
+SHARDED = ("test_fsdp", "test_language_model")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,8 +52,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A chapter whose library is not here is skipped, in every table of chapters; and so is 08
-    where torch has no fully_shard for CPUs."""
+    """A chapter whose library is not here is skipped, in every table of chapters; and so are 08
+    and 09 where torch has no fully_shard for CPUs."""
     import torch  # not above, see harness.py
 
     take_part(config, items)
@@ -62,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if too_old and not torch.cuda.is_available():
         new = pytest.mark.skip(reason="needs a GPU, or torch 2.7: fully_shard of 2.6 has no CPUs")
         for item in items:
-            if FSDP in item.nodeid or item.path.name == "test_fsdp.py":
+            if FSDP in item.nodeid or item.path.name.startswith(SHARDED):
                 item.add_marker(new)
     if importlib.util.find_spec("horovod") is None:
         needs = pytest.mark.skip(reason="needs Horovod: PYTHON=python bash 05_horovod/install.sh")
