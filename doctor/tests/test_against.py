@@ -563,13 +563,13 @@ def test_rounding_that_cannot_be_taken_out(
     compared(crew, faults.changed(against.BASE, words), tmp_path, (1, 1), ",".join(PARTS))
     ranks = read_ranks(tmp_path / "run0/traces")
 
-    def ended(_: object, command: list, job: Job, say: Callable) -> list[Rank]:
+    def ended(_: object, __: object, command: list, job: Job, say: Callable) -> list[Rank]:
         job.ended = "seconds"
         return ranks
 
     monkeypatch.setattr(command, "run", ended)
     args = Namespace(against="a command", without=",".join(PARTS))
-    command.run_in_folder(args, ["another"], Report("en").say)
+    command.run_in_folder(args, None, ["another"], Report("en").say)
     said = capsys.readouterr().out
     assert "type --without shuffling,batchnorm,dropout,draws\n" in said, said
 

@@ -68,7 +68,8 @@ class Training:
         self.scaled = False  # a GradScaler has multiplied the loss, and not divided the gradients
 
     def before_step(self, optimizer: object, args: tuple = (), kwargs: dict | None = None) -> None:
-        if begins_state() or self.begins_nothing(optimizer):
+        closed = any(map(callable, (*args[1:], *(kwargs or {}).values())))
+        if begins_state() or (not closed and self.begins_nothing(optimizer)):
             return
         notes.call("lost", trace.end)
         if self.steps == 0 and self.done:
@@ -82,7 +83,7 @@ class Training:
             parameters = self.weigh(optimizer)
             if whole := self.whole(parameters):
                 figures.write("whole", self.steps, figures_of(whole, min(len(whole), MOST_WHOLE)))
-            self.closed = any(map(callable, (*args[1:], *(kwargs or {}).values())))
+            self.closed = closed
             if not self.closed:
                 self.gradients = gradients_of(parameters)
             self.find_unhooked(parameters)
