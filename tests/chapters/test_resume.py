@@ -39,11 +39,13 @@ def train(crew: Crew, chapter: str, world_size: int, argv: list, **patches: Any)
 
 
 WAYS = [(chapter, 2, WORLD_SIZES.get(chapter, 2)) for chapter in CHAPTERS]
+# The loop of 03, 06 and 07 is 02's to the letter (test_static.py); 03 and 06 are stopped by launches.
+CORE_WAYS = [way for way in WAYS if way[0][:2] not in ("03", "06", "07")]
 MORE_WAYS = [("02_distributed", 0, 2), *((chapter, 2, 1) for chapter in CHAPTERS[1:])]
 
 
 @pytest.mark.parametrize(
-    ("chapter", "workers", "ranks"), table([*WAYS, *MORE_WAYS], WAYS), ids=lambda value: f"{value}"
+    ("chapter", "workers", "ranks"), table([*WAYS, *MORE_WAYS], CORE_WAYS), ids=str
 )
 def test_bit_for_bit(
     chapter: str, workers: int, ranks: int, crew: Crew, tmp_path: Path, image_folder: Path

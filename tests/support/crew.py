@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from harness import HOROVOD, LAUNCHER_VARIABLES, PATIENCE, SLURM, free_port, load_chapter
+from harness import HOROVOD, LAUNCHER_VARIABLES, PATIENCE, ROOT, SLURM, free_port, load_chapter
 from warm import CONTEXT, environment_of_server, torchrun_environments
 
 
@@ -60,6 +60,7 @@ def run_as_rank(
     """In a crew member: function(*args) in the environment of a rank, and no trace of it after."""
     import torch
 
+    os.chdir(ROOT)  # it may have begun in the folder of a test, which is gone by now
     for name in [name for name in os.environ if name.startswith(LAUNCHER_VARIABLES)]:
         del os.environ[name]
     os.environ.update(env)
