@@ -39,7 +39,7 @@ def train(crew: Crew, chapter: str, world_size: int, argv: list, **patches: Any)
 
 
 WAYS = [(chapter, 2, WORLD_SIZES.get(chapter, 2)) for chapter in CHAPTERS]
-# The loop of 03, 06 and 07 is 02's to the letter (test_static.py); 03 and 06 are stopped by launches.
+# The loop of 03, 06 and 07 is 02's to the letter; launches stop 03 and 06.
 CORE_WAYS = [way for way in WAYS if way[0][:2] not in ("03", "06", "07")]
 MORE_WAYS = [("02_distributed", 0, 2), *((chapter, 2, 1) for chapter in CHAPTERS[1:])]
 
