@@ -709,8 +709,9 @@ def open_log(args: Namespace) -> TextIO:
         print(f"cannot lock {path} ({error}): start no second run in its folder")
     kept = (args.output_dir / name for name in ("checkpoint.pt", "best.pt"))
     holds_run = file.tell() or any(map(os.path.lexists, kept))
-    from_here = Path(args.resume or "/").resolve().parent == args.output_dir.resolve()
-    if args.resume != "" and (holds_run or from_here):
+    if args.resume and Path(args.resume).resolve().parent == args.output_dir.resolve():
+        holds_run = True  # its best.pt, say, which this run would overwrite
+    if holds_run and args.resume != "":
         hint = "use --resume without PATH, or another --output-dir"
         fail(f"{args.output_dir} holds a run: {hint}")
     return file

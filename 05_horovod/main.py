@@ -341,8 +341,8 @@ def main(argv: list[str] | None = None) -> None:
     run = describe_run(model_name, classes, train_set)
     checkpoint = load_checkpoint(args, run, rank)  # {} for a new run
 
-    # First the device, for which loaders pin memory. Then their workers, before the
-    # first collective: Horovod then has a thread, and a fork copies its locks.
+    # First the device: loaders pin memory for it. Then their workers, before the first
+    # collective: Horovod then has a thread, and a fork would copy its locks.
     device = setup_device(local_rank)
     train_loader, val_loader = build_loaders(args, train_set, val_set, rank, world_size)
     check_ranks(args, run, checkpoint, val_set)
@@ -735,8 +735,9 @@ def open_log(args: Namespace) -> TextIO:
         print(f"cannot lock {path} ({error}): start no second run in its folder")
     kept = (args.output_dir / name for name in ("checkpoint.pt", "best.pt"))
     holds_run = file.tell() or any(map(os.path.lexists, kept))
-    from_here = Path(args.resume or "/").resolve().parent == args.output_dir.resolve()
-    if args.resume != "" and (holds_run or from_here):
+    if args.resume and Path(args.resume).resolve().parent == args.output_dir.resolve():
+        holds_run = True  # its best.pt, say, which this run would overwrite
+    if holds_run and args.resume != "":
         hint = "use --resume without PATH, or another --output-dir"
         fail(f"{args.output_dir} holds a run: {hint}")
     return file

@@ -325,8 +325,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{ERRORS}::test_refused[01_dataparallel-holds_another_run]": [
         ("the folder of a run that is not the one resumed", 7,
-         'if args.resume != "" and (holds_run or from_here):',
-         "if args.resume is None and holds_run:"),
+         'if holds_run and args.resume != "":', "if holds_run and args.resume is None:"),
     ],
     f"{ERRORS}::test_the_folder_stays_locked[02_distributed]": [
         ("the lock of a folder", 7, "fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
