@@ -10,6 +10,8 @@ RUN := $(VENV)/bin/python
 # The site needs no torch: where `make demo` was not typed before, it has an environment of its own.
 DOCS := $(if $(wildcard $(VENV)/ready),$(VENV),$(VENV)-docs)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs
+# What chapters and smoke tests consist of may take nothing from Python that 3.10 lacks.
+ON_3_10 := 0*_* conftest.py tests/support tests/chapters doctor/ddp_doctor
 SKILL ?= skill/pytorch-multi-gpu
 MERMAID := $(VENV)/mermaid.min.js
 AXE := $(VENV)/axe.min.js
@@ -70,6 +72,7 @@ carry:  ## carry an uncommitted change of chapter 02 into the other chapters; li
 lint: $(VENV)/ready $(BIOME)  ## formatting and static checks
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(VENV)/bin/vermin -q --no-tips --violations -t=3.10- $(ON_3_10)
 	$(BIOME) check
 	$(RUN) -m check_jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 

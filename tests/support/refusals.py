@@ -3,7 +3,7 @@
 import gc
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, chdir
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
@@ -34,11 +34,11 @@ class Bomb:
 
 
 def call(chapter: str, argv: list[str], cwd: Path, change: Callable = tiny) -> dict:
-    """call_main in a folder, as on a machine without GPUs, and with something changed: a function
-    of the chapter's module that returns a context."""
+    """In a crew member: call_main in a folder, as on a machine without GPUs, and with something
+    changed: a function of the chapter's module that returns a context."""
     gc.freeze()  # torch itself is never garbage: the collection below takes 0.1 s less
+    os.chdir(cwd)  # a crew member goes back before its next case
     with (
-        chdir(cwd),
         mock.patch("torch.cuda.is_available", return_value=False),
         mock.patch("torch.cuda.device_count", return_value=0),
         # So long does a loader wait for the workers of a failed run: 5 s otherwise.
