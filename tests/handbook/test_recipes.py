@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 import tarfile
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -23,14 +24,16 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from crew import Crew, call_main
 from harness import ROOT, assert_same, load_state, run
 from plain_training import EPOCHS, HIGH_RATE, STEPS, arguments, assert_is_plain_training
 from test_convert import EXAMPLES, play, without
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD
+from torch.optim import SGD, AdamW
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from torchvision.transforms import v2
 from with_tiny_model import tiny_float64
@@ -492,6 +495,55 @@ def never_used(recipes: Any) -> None:
     unused(recipes, changing=False)
 
 
+class Heard(nn.Module):
+    """A model whose second part is for samples that have sound."""
+
+    def __init__(self, nothing: Callable) -> None:
+        super().__init__()
+        self.seen, self.heard, self.nothing = nn.Linear(4, 2), nn.Linear(3, 2), nothing
+
+    def forward(self, images: Tensor, sounds: Tensor | None) -> Tensor:
+        if sounds is not None:
+            return self.seen(images) + self.heard(sounds)
+        return self.seen(images) + self.nothing(self.heard(torch.zeros(1, 3)))
+
+
+@needs(
+    ("return 0 * output.sum()", "return torch.zeros(())"),  # the others wait
+    ("return 0 * output.sum()", "return output.sum()"),
+)
+def lacking(recipes: Any) -> None:
+    """Rank 1 has no sound in the first step, and no targets in the second."""
+    model, rank = Heard(recipes.nothing), dist.get_rank()
+    images, sounds, targets = torch.randn(3, 4), torch.randn(3, 3), torch.tensor([0, 1, 1])
+    losses = [cross_entropy(model(images, heard), targets) for heard in (sounds, None)]
+    of_sound, _ = torch.autograd.grad(losses[0], [model.heard.weight, model.seen.weight])
+    [of_images] = torch.autograd.grad(losses[1], model.seen.weight)
+
+    ddp_model = DistributedDataParallel(model)
+    logits = ddp_model(images, None if rank else sounds)
+    cross_entropy(logits, targets).backward()
+    torch.testing.assert_close(model.heard.weight.grad, of_sound / 2)
+    model.zero_grad()
+    logits = ddp_model(images, None)
+    (recipes.nothing(logits) if rank else cross_entropy(logits, targets)).backward()
+    torch.testing.assert_close(model.seen.weight.grad, of_images / 2)
+    assert not model.heard.weight.grad.any()
+
+
+def one_by_one(rows: dict) -> list[dict]:
+    """What a gather for each name gives: the rows of a place, under the name that is there here."""
+    parts = both(list(rows.values()))
+    return [dict(zip(rows, part, strict=False)) for part in parts]
+
+
+@needs(("dist.all_gather_object(parts, rows)", "parts[:] = one_by_one(rows)"))
+def names_in_another_order(recipes: Any) -> None:
+    recipes.by_name.__globals__["one_by_one"] = one_by_one  # for the broken one
+    rows = [{"bleu": [1], "ter": [2]}, {"ter": [4], "bleu": [3], "chrf": [5]}][dist.get_rank()]
+    assert recipes.by_name(rows) == {"bleu": [1, 3], "chrf": [5], "ter": [2, 4]}
+
+
 @pytest.mark.parametrize("name", USES)
 def test_recipe(crew: Crew, name: str) -> None:
     use, omissions, ranks = USES[name]
@@ -621,6 +673,71 @@ def profiled(recipes: Any, folder: Path) -> None:
 def test_profiler(crew: Crew, tmp_path: Path) -> None:
     assert crew.run(in_a_group, profiled, RECIPES, tmp_path, world_size=2) == ["", ""]
     assert {path.name for path in tmp_path.iterdir()} == {"rank0.json.gz", "rank1.json.gz"}
+
+
+def slow_on_rank_1(recipes: Any, folder: Path) -> None:
+    with recipes.profiler(folder) as steps:
+        for _ in range(31):
+            time.sleep(0.03 * dist.get_rank())
+            dist.all_reduce(torch.ones(3))
+            steps.step()
+    dist.barrier()  # both traces are written
+    seconds = recipes.seconds_in_collectives(folder)
+    assert list(seconds) == ["rank0", "rank1"]
+    assert seconds["rank0"] > 0.1 and seconds["rank0"] > 2 * seconds["rank1"]
+
+
+def test_slow_rank_in_traces(crew: Crew, tmp_path: Path) -> None:
+    assert crew.run(in_a_group, slow_on_rank_1, RECIPES, tmp_path, world_size=2) == ["", ""]
+
+
+def saved_in_background(recipes: Any, folder: Path) -> None:
+    """The state of the moment of the call; and a save that fails says so at the next one."""
+    state = {"weight": torch.full((3,), 1.0), "rank": torch.tensor(dist.get_rank())}
+    first = recipes.save_in_background(state, folder / "1", None)
+    state["weight"].fill_(2.0)
+    second = recipes.save_in_background(state, folder / "2", first)
+    state["weight"].fill_(3.0)
+    second.result()
+    for number in (1, 2):
+        found = {"weight": torch.zeros(3)}
+        dcp.load(found, checkpoint_id=folder / str(number))
+        assert found["weight"].tolist() == [number] * 3
+    (folder / "a file").touch()
+    dist.barrier()
+    failed = recipes.save_in_background(state, folder / "a file/3", second)
+    with pytest.raises(dcp.CheckpointException, match="Not a directory"):
+        recipes.save_in_background(state, folder / "4", failed)
+
+
+def test_saving_in_the_background(crew: Crew, tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    assert crew.run(in_a_group, saved_in_background, RECIPES, tmp_path, world_size=2) == ["", ""]
+    broken = without(RECIPES, ("last.result()", "pass"))
+    folder = tmp_path / "broken"
+    assert any(crew.run(in_a_group, saved_in_background, broken, folder, world_size=2))
+
+
+def test_a_state_before_the_first_step() -> None:
+    """As the page says: asking AdamW for it makes a step of zeros, so that the first one is its
+    second; a state that is thrown away is none."""
+
+    def trained(before: Callable) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = AdamW(model.parameters(), lr=0.1)
+        before(model, optimizer)
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+        return flat(model)
+
+    def asked_and_cleared(model: nn.Module, optimizer: AdamW) -> None:
+        get_optimizer_state_dict(model, optimizer)
+        optimizer.state.clear()
+
+    right = trained(lambda *_: None)
+    assert (trained(get_optimizer_state_dict) - right).abs().max() > 0.01
+    assert torch.equal(trained(asked_and_cleared), right)
 
 
 def test_mixing(monkeypatch: pytest.MonkeyPatch) -> None:

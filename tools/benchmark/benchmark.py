@@ -126,16 +126,18 @@ def training(args: Namespace, work: Path) -> Works:
 
 # ---- the input pipeline ----
 def input_pipeline(args: Namespace, work: Path) -> Works:
-    """Samples as a training loop gets them, by one thread: as the reference has them from PIL, and
-    as chapter 02 has them. Pictures are as large as ImageNet's, and larger."""
+    """Samples as a training loop gets them, by one thread: as the reference has them from PIL, with
+    torchvision's decoder alone, and as 02 has them. Pictures as large as ImageNet's, and larger."""
     torch.set_num_threads(1)
     chapter = runpy.run_path(str(ROOT / "02_distributed/main.py"))
-    sets: dict[str, dict] = {"reference": {}, "02": {}}
+    sets: dict[str, dict] = {"reference": {}, "reference, decode_image": {}, "02": {}}
     for name, size, drawn, count in (("500x375", 500, 40, 200), ("1600x1200", 1600, 8, 40)):
         folder = picture_folder(work / name, size, drawn, count)
         options = Namespace(data=folder, image_size=args.image_size, evaluate=False)
         view = reference.train_view(args.image_size)
         sets["reference"][name] = ImageFolder(folder / "train", view)
+        of_torchvision = reference.decoded_by_torchvision(folder / "train", args.image_size)
+        sets["reference, decode_image"][name] = of_torchvision
         sets["02"][name] = chapter["build_datasets"](options)[0]
 
     def rates(of: dict) -> dict:

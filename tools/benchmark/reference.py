@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,16 +27,26 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
+from torchvision.io import ImageReadMode, decode_image
+
+NORMALIZE = transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 
 
 def as_floats(*steps: nn.Module) -> transforms.Compose:
     """From a PIL picture to a float tensor with ImageNet's mean and standard deviation."""
-    normalize = transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-    return transforms.Compose([*steps, transforms.ToTensor(), normalize])
+    return transforms.Compose([*steps, transforms.ToTensor(), NORMALIZE])
 
 
 def train_view(size: int) -> transforms.Compose:
     return as_floats(transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip())
+
+
+def decoded_by_torchvision(folder: Path, size: int) -> ImageFolder:
+    """The same samples but for the decoder: what that alone brings a script like this one."""
+    view = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
+    view += [transforms.ConvertImageDtype(torch.float32), NORMALIZE]
+    load = partial(decode_image, mode=ImageReadMode.RGB)
+    return ImageFolder(folder, transforms.Compose(view), loader=load)
 
 
 def datasets(args: argparse.Namespace) -> tuple[Dataset, Dataset, int]:

@@ -3,17 +3,22 @@
 tests/handbook/test_recipes.py runs each on two processes, with and without its point.
 """
 
+import gzip
+import json
 import os
 import random
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import nullcontext
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -221,6 +226,11 @@ def wrap(model: nn.Module, never_used: nn.Module, changing: bool) -> Distributed
     return DistributedDataParallel(model, find_unused_parameters=changing)
 
 
+def nothing(output: Tensor) -> Tensor:
+    """Added to the loss of a batch that lacks something: `output` gets a gradient, of zeros."""
+    return 0 * output.sum()
+
+
 def mean_over_all(total: Tensor, count: Tensor) -> Tensor:
     """The loss for backward(): DDP's average of it is the mean over what all ranks count."""
     everywhere = count.clone()
@@ -332,6 +342,15 @@ def from_all_ranks(values: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+def by_name(rows: dict[str, list]) -> dict[str, list]:
+    """The rows of all ranks under each name: one gather of the whole dictionary. One for each name
+    would bring together what stands at the same place, whatever it is called."""
+    parts: list = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, rows)
+    names = sorted(set().union(*parts))
+    return {name: [row for part in parts for row in part.get(name, [])] for name in names}
+
+
 def make_ema(model: nn.Module, decay: float) -> AveragedModel:
     """Before DDP wraps the model: its first update copies the weights, those of rank 0 by then."""
     return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
@@ -380,6 +399,25 @@ def profiler(folder: str) -> profile:
             f"{folder}/rank{dist.get_rank()}.json.gz"
         ),
     )
+
+
+def seconds_in_collectives(folder: str) -> dict[str, float]:
+    """Of each rank's trace: all wait for the slow rank, which itself waits for nobody."""
+    kinds = ("gloo:", "ncclDevKernel", "ncclKernel")  # of nccl its kernels, not their names twice
+    seconds = {}
+    for path in sorted(Path(folder).glob("rank*.json.gz")):
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        waits = [e["dur"] for e in events if e.get("ph") == "X" and e["name"].startswith(kinds)]
+        seconds[path.name.partition(".")[0]] = sum(waits) / 1e6
+    return seconds
+
+
+def save_in_background(state: dict, folder: str, last: Future | None) -> Future:
+    """On all ranks. Waits for the last save, and raises what went wrong in it; copies the state;
+    returns what the next call waits for, and the end of the script, by `.result()`."""
+    if last:
+        last.result()
+    return dcp.async_save(state, checkpoint_id=folder)
 
 
 def save(path: str, place: int | tuple[int, int], parts: dict) -> None:
