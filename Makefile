@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A download of gigabytes may break off. pip then gives up, but keeps what it has whole.
 twice = $(1) || { echo "trying once more, in case a download broke off"; $(1); }
 
-.PHONY: doctor.pyz help demo gpu test smoke proof touched right faults bench carry lint skill pages figures site offline serve clean
+.PHONY: doctor.pyz class.zip help demo gpu test smoke proof touched right faults bench carry lint skill pages figures site offline serve clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -65,6 +65,9 @@ doctor.pyz:  ## the doctor in one file, to be copied to a cluster: python doctor
 		&& (cd "$$parts/ddp_doctor" && rm -rf __pycache__ */__pycache__ .ruff_cache ruff.toml __main__.py) \
 		&& $(PYTHON) -m zipapp "$$parts" --main ddp_doctor.command:main --output "$$out.tmp" \
 		&& mv -T "$$out.tmp" "$$out"  # beside, then renamed: a full disk leaves no half file
+
+class.zip: doctor.pyz  ## what a class of an hour and a half needs: sheet, scripts with a mistake, answers
+	@$(PYTHON) tools/class_kit.py "$(or $(ZIP),$@)" "$(or $(PYZ),doctor.pyz)"
 
 carry:  ## carry an uncommitted change of chapter 02 into the other chapters; lists conflicts
 	@$(PYTHON) tools/carry.py

@@ -106,12 +106,13 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 @event_priority(-200)  # after i18n, which would look for it in docs/
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """The doctor in one file, to be downloaded."""
+    """The doctor in one file, and what a class needs in another, to be downloaded."""
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder, "doctor.pyz")
-        make = ["make", "-s", "-C", ROOT, made.name, f"PYTHON={sys.executable}", f"PYZ={made}"]
-        subprocess.run(make, check=True)
-        files.append(File.generated(config, made.name, content=made.read_bytes()))
+        doctor, kit = Path(folder, "doctor.pyz"), Path(folder, "class.zip")
+        make = ["make", "-s", "-C", ROOT, kit.name, f"PYTHON={sys.executable}"]
+        subprocess.run([*make, f"PYZ={doctor}", f"ZIP={kit}"], check=True)
+        for made in (doctor, kit):
+            files.append(File.generated(config, made.name, content=made.read_bytes()))
     return files
 
 
@@ -220,7 +221,7 @@ def lead(page: Page, config: MkDocsConfig, target: str) -> str:
     path, mark, place = repository_path(page.file.src_uri, target).partition("#")
     if path:
         return file_address(path, mark + place, (config.repo_url or "").rstrip("/"), depth)
-    return "../" * depth * target.endswith(".pyz") + target
+    return "../" * depth * target.endswith((".pyz", ".zip")) + target
 
 
 def named(output: str, language: str) -> str:
