@@ -16,8 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "docs/examples/convert"
 COMMENT = re.compile(r"  # (step \d.*|it shuffles)$", re.M)
-# What stands in multi.py and what in the script instead, in pairs; what the doctor finds, "" if only
-# --against does; what is wrong.
+# What stands in multi.py and what in the script instead, in pairs; what the doctor finds, "" if
+# --against alone does; what is wrong.
 MISTAKES = {
     "1.py": (
         ("        sampler.set_epoch(epoch)\n", ""),
@@ -60,7 +60,8 @@ MISTAKES = {
         "unequal_collectives",
         "A collective that one rank alone calls: it waits for ever, or meets another call of the"
         " other rank, and adds up what does not belong together.",
-        "只有一个 rank 调用了集合通信：它会一直等，或者撞上另一个 rank 的别的调用，把不相干的数加起来。",
+        "只有一个 rank 调用了集合通信：它会一直等，或者撞上另一个 rank 的别的调用，"
+        "把不相干的数加起来。",
     ),
     "6.py": (
         ("batch = args.batch_size // world_size", "batch = args.batch_size"),
@@ -92,7 +93,10 @@ def script(name: str) -> str:
 
 def answers(language: str) -> str:
     """For the teacher: the mistake as a difference, what the doctor finds, and why it matters."""
-    title, nothing = ("Answers", "nothing; `--against` does") if language == "en" else ("答案", "查不出，`--against` 能")  # fmt: skip
+    title, nothing = {
+        "en": ("Answers", "nothing; `--against` does"),
+        "zh": ("答案", "查不出，`--against` 能"),
+    }[language]
     text = f"# {title}\n"
     for name, (_, finding, *said) in MISTAKES.items():
         lines = difflib.unified_diff(

@@ -271,11 +271,14 @@ def raw(shown: str) -> list[str]:
     return RAW.findall(html.unescape(re.sub(r"<[^>]+>", "", without_code)))
 
 
+MADE = {"doctor.pyz", "class.zip"}  # by the build of the site
+
+
 def gone(name: str, shown: str) -> list[str]:
     """Links of a page that lead nowhere in the repository."""
     found = []
     for link in re.findall(r'<(?:a href|img src)="([^"]*)"', shown):
-        if re.match("[a-z]+:", link) or link in ("doctor.pyz", "class.zip"):  # which the build makes
+        if re.match("[a-z]+:", link) or link in MADE:
             continue
         path, _, place = html.unescape(link).partition("#")
         file = ROOT / os.path.normpath(Path(name).parent / path) if path else ROOT / name
