@@ -28,13 +28,14 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, Te
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_image
+from torchvision.transforms import v2
 
-NORMALIZE = transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 def as_floats(*steps: nn.Module) -> transforms.Compose:
     """From a PIL picture to a float tensor with ImageNet's mean and standard deviation."""
-    return transforms.Compose([*steps, transforms.ToTensor(), NORMALIZE])
+    return transforms.Compose([*steps, transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
 
 
 def train_view(size: int) -> transforms.Compose:
@@ -42,11 +43,12 @@ def train_view(size: int) -> transforms.Compose:
 
 
 def decoded_by_torchvision(folder: Path, size: int) -> ImageFolder:
-    """The same samples but for the decoder: what that alone brings a script like this one."""
-    view = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
-    view += [transforms.ConvertImageDtype(torch.float32), NORMALIZE]
+    """The same samples with torchvision's decoder and its views for tensors in place of PIL's: what
+    that alone brings a script like this one."""
+    view = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
+    view += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
     load = partial(decode_image, mode=ImageReadMode.RGB)
-    return ImageFolder(folder, transforms.Compose(view), loader=load)
+    return ImageFolder(folder, v2.Compose(view), loader=load)
 
 
 def datasets(args: argparse.Namespace) -> tuple[Dataset, Dataset, int]:
