@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -481,29 +481,47 @@ def test_ranks_agree(crew: Crew, tmp_path: Path) -> None:
 
 
 # ---- as a reader takes it ----
-@pytest.mark.smoke
-def test_alone_in_a_folder(tmp_path: Path) -> None:
-    """Copied into an empty folder, by its real launcher: it learns, writes a sample, and leaves a
-    file that a plain model reads; then it goes on."""
-    shutil.copy(ROOT / LM / "main.py", tmp_path)
+def by_torchrun(words: list, folder: Path) -> tuple[int, str]:
+    """Status and output of a real launch."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, "--nproc-per-node", "2", "main.py", "--synthetic", "20000"]
+    done = run([*torchrun, "--nproc-per-node", "2", *words], folder)
+    return done.returncode, done.output
+
+
+def in_warm_processes(words: list, folder: Path) -> tuple[int, str]:
+    codes, said, wrong = run_warm(words, folder, 2, cwd=folder)
+    return max(map(abs, codes)), "\n".join([*said, *wrong])
+
+
+# torchrun starts 02 in `make test`, and 09 no otherwise.
+STARTS = [
+    pytest.param(by_torchrun, marks=[pytest.mark.smoke, pytest.mark.proof]),
+    in_warm_processes,
+]
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_alone_in_a_folder(start: Callable, tmp_path: Path) -> None:
+    """Copied into an empty folder: it learns, writes a sample, and leaves a file that a plain model
+    reads; then it goes on."""
+    shutil.copy(ROOT / LM / "main.py", tmp_path)
+    command = ["main.py", "--synthetic", "20000"]
     command += ["--width", "32", "--layers", "1", "--heads", "2", "--context", "32", "--lr", "0.01"]
     command += ["--batch-size", "16", "--eval-steps", "20", "--sample", "20", "--output-dir", "run"]
-    done = run([*command, "--steps", "40"], tmp_path)
-    assert done.returncode == 0 and "[...]" in done.stdout, done.output
+    status, said = start([*command, "--steps", "40"], tmp_path)
+    assert status == 0 and "[...]" in said, said
     first, last = (row["perplexity"] for row in rows(tmp_path / "run", "eval"))
     assert last < first < 64
     files = {path.name for path in (tmp_path / "run").iterdir()}
     assert files >= {"metrics.jsonl", "checkpoints.json", "step20", "step40"}
     assert files & {"model.safetensors", "model.pt"}
 
-    again = run([*command, "--steps", "60", "--resume"], tmp_path)
-    assert again.returncode == 0, again.output
+    status, said = start([*command, "--steps", "60", "--resume"], tmp_path)
+    assert status == 0, said
     begun = rows(tmp_path / "run", "start")[1]
     assert begun["epoch"] * begun["steps_per_epoch"] + begun["step"] == 40
-    refused = run([*command, "--steps", "60"], tmp_path)
-    assert "run holds a run: use --resume" in refused.output
+    status, said = start([*command, "--steps", "60"], tmp_path)
+    assert status != 0 and "run holds a run: use --resume" in said
 
 
 def test_minimal(tmp_path: Path) -> None:

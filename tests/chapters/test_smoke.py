@@ -1,6 +1,6 @@
 """Every chapter, copied alone into an empty folder and launched as its docstring says: on generated
-images, then on JPEG files. `make test` launches 02 here, 01 in test_faults.py, 03 in
-test_launch.py, 05 under the doctor, and 06 in test_slurm.py. (04, 07 and 08 start as 02 does.)"""
+images, then on JPEG files. `make test` launches 02 here, 01 and 03 in test_faults.py, 05 under the
+doctor, and 06 in test_slurm.py. (04, 07, 08 and 09 start as 02 does.)"""
 
 import os
 import shutil

@@ -184,7 +184,7 @@ LONG = ["--synthetic", "40", *TINY[:-1], "1", "--epochs", "500", "--print-freq",
 ORDERS = [(chapter, how) for chapter in (ALONE, *NAMES) for how in ("SIGTERM", "Ctrl-C")]
 ORDERS += [(HUB, "SIGTERM to all"), (HOROVOD, "SIGTERM to a rank")]
 # srun: test_slurm.py.
-CORE_ORDERS = [(HUB, "SIGTERM"), (SPAWNS, "SIGTERM"), (HOROVOD, "SIGTERM to a rank")]
+CORE_ORDERS = [(SPAWNS, "SIGTERM")]
 
 
 def running(chapter: str, folder: Path) -> subprocess.Popen:

@@ -54,6 +54,18 @@ def prepare_member() -> None:
     gc.freeze()  # or each collection below would walk the whole of torch
 
 
+def forget_meshes() -> None:
+    """Torch keeps how it has divided each operation on a DTensor, by meshes, and two meshes are the
+    same to it if their ranks are. One of a case before names groups by numbers, which are by now
+    those of other ranks: these would wait for each other for ever."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
+    if clear := getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None):
+        clear()  # a second one, in C++, of newer versions
+
+
 def run_as_rank(
     function: Callable, args: tuple, env: dict[str, str], timeout: float, stacks: str
 ) -> Any:
@@ -74,6 +86,7 @@ def run_as_rank(
             faulthandler.cancel_dump_traceback_later()
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
+            forget_meshes()
             if "horovod.torch" in sys.modules:
                 sys.modules["horovod.torch"].shutdown()
             # Here, not in a loader worker forked later: there, gloo's threads do not exist, and
