@@ -29,6 +29,7 @@ class Pass:
     seeded: dict[str, list] = field(default_factory=dict)  # by which lines, before it
     ended: bool = False
     over: int = 0  # the row of its end, or of its last batch
+    at: list | None = None  # the loop over it
     total: int | None = None  # batches that it should have
     steps: int = 0  # that learned from it
     learned: list[tuple] = field(default_factory=list)  # of each backward: its step, batches so far
@@ -248,7 +249,8 @@ def read_process(events: list[dict], stacks: Path) -> Rank:
             loaders[event["id"]] = event
         elif kind == "pass":
             one = Pass(loaders[event["loader"]], len(rank.steps), event["first"])
-            one.total, one.stale, one.seeded = event["total"], event["stale"], event["seeded"]
+            for name in ("at", "total", "stale", "seeded"):
+                setattr(one, name, event[name])
             rank.passes[event["n"]] = one
         elif kind == "batch":
             one.batches.append(event)

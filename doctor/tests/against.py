@@ -465,6 +465,10 @@ KINDS = {
          "        print(f'loss: {loss:.4f}')\n        optimizer.zero_grad()\n"),
         "printed:share"),
     "fewer epochs": (("range(4)", "range(5 - world_size)"), "steps"),
+    "an epoch that ends early": (
+        ("        losses = ",
+         "        if world_size > 1 and epoch + step == 6:\n            break\n        losses = "),
+        "steps:shorter"),
     "the loss of rank 0": (
         ('        print(f"epoch', '        print(f"train loss {loss:.4f}")\n        print(f"epoch'),
         "printed:share"),
@@ -476,10 +480,6 @@ KINDS = {
         "printed:share"),
     "the loss of rank 0, of batches under no_grad": (
         (*NO_GRAD, "        scheduler.step()\n",
-         "        scheduler.step()\n        print(f'running loss {loss:.4f}')\n"),
-        "printed:share"),
-    "the loss of rank 0, of divided layers": (
-        (*SHARDED, "        scheduler.step()\n",
          "        scheduler.step()\n        print(f'running loss {loss:.4f}')\n"),
         "printed:share"),
     "the loss of rank 0 beside that of all": (
@@ -496,6 +496,10 @@ UNDER_FSDP = {
         (*SHARDED, LOSS, "        loss = losses.sum()\n"), "gradients:inverse"),
     "another limit of the norm": (
         (*SHARDED, "parameters(), 1.0", "parameters(), 0.1 / world_size"), "clipped"),
+    "the loss of rank 0, of divided layers": (
+        (*SHARDED, "        scheduler.step()\n",
+         "        scheduler.step()\n        print(f'running loss {loss:.4f}')\n"),
+        "printed:share"),
 }  # fmt: skip
 # Ranks that have the same samples, and parts of the model each: on one rank there is one part.
 TENSORS = """\

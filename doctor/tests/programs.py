@@ -105,10 +105,6 @@ OWN_GENERATOR = (
     "return image + torch.randn(8, generator=self.__dict__.setdefault('own', self.own)), target",
 )
 NAMES = "        self.names = sorted(str(n) for n in range(70))\n"
-WITH_RANDOM = (
-    "from datetime import timedelta\n",
-    "import random\nfrom datetime import timedelta\n",
-)
 ZERO = "        optimizer.zero_grad()\n"
 ONE_STEP = "        optimizer.step()\n"
 BACKWARD = "        loss.backward()\n"
@@ -283,6 +279,20 @@ PROGRAMS: dict[str, Program] = {
     "a mean of means": right(
         "    dist.all_reduce(totals)\n",
         "    totals /= totals[1].clone()\n    dist.all_reduce(totals)\n",
+        unchecked="wrong_evaluation:unproven",
+    ),
+    "a mean of means, printed": wrong(
+        "    dist.all_reduce(totals)\n",
+        "    totals /= totals[1].clone()\n    dist.all_reduce(totals)\n"
+        "    print(f'val loss {totals[0] / world_size:.4f}')\n",
+        notes="wrong_evaluation:means",
+        said=("is a mean of 2 means, of 10 to 11 samples each", "then divide once"),
+    ),
+    "a mean of equal means": right(
+        "images[70:], targets[70:]", "images[71:], targets[71:]",
+        "    dist.all_reduce(totals)\n",
+        "    totals /= totals[1].clone()\n    dist.all_reduce(totals)\n"
+        "    print(f'val loss {totals[0] / world_size:.4f}')\n",
         unchecked="wrong_evaluation:unproven",
     ),
     "a rate that the script sets": right(  # nobody knows how long its schedule is
@@ -804,6 +814,13 @@ PROGRAMS: dict[str, Program] = {
         *UNDIVIDED,
         found="same_samples", unchecked="same_order",
     ),
+    "the same pictures, of which each rank crops its own at random": wrong(
+        "torch.randn(91, 8)", "torch.randn(91, 3, 8, 8)", *UNDIVIDED,
+        "nn.Linear(8, 16)", "nn.Flatten(), nn.Linear(48, 16)", "model(images)",
+        "model(images[..., :4, :4])",
+        "ddp(images)", "ddp(images[..., torch.randint(5, ()) :, :][..., :4, :4])",
+        found="same_samples", unchecked="same_order",
+    ),
     "gathered losses and no shares": wrong(
         LOSS, GATHERED,
         *UNDIVIDED,
@@ -894,6 +911,29 @@ PROGRAMS: dict[str, Program] = {
         found="drifting_weights:rates wrong_evaluation:share",
         said=("8 of 21 on rank 0", "all_reduce the sums"), proof=True,
     ),
+    "a break of one rank's own": wrong(
+        *NO_NORM, *NUMBERED,
+        LOSS, "        if rank and number % 5 == 3:\n            break\n" + LOSS,
+        "    dist.all_reduce(totals)\n", "",
+        found="unequal_steps:left",
+        said=("Rank 1 left this loop in epoch 1 after 4 batches", "the condition of the break"),
+        unchecked="collective_order drifting_weights no_averaging unequal_buffers unequal_counts"
+        " unequal_gradients",
+    ),
+    "what each rank sends by a count of its own": wrong(
+        "seconds=10", "seconds=3", "\ndist.destroy",
+        "\nfor number in range(4):\n    dist.barrier(async_op=True)\n"
+        "    if (number + rank) % 3 == 2:\n        dist.broadcast(totals, 0, async_op=True)\n"
+        "dist.destroy",
+        found="collective_order:early",
+        said=("which rank 1 has called before, too", "whether they reach this line"),
+    ),
+    "the same half of the same samples": wrong(
+        *UNDIVIDED, "nn.Linear(8", "nn.Linear(4", "ddp(images)", "ddp(images[:, :4])",
+        "model(images)", "model(images[:, :4])",
+        found="same_samples:given", unchecked="same_order",
+        said=("each model is given the same part of them", "rays[rank::world_size]"),
+    ),
     "a barrier in what rank 0 saves": wrong(
         TORCH_SAVE, TORCH_SAVE + "        dist.barrier()\n    dist.barrier()\n",
         found="collective_order:extra",
@@ -932,30 +972,6 @@ PROGRAMS: dict[str, Program] = {
         "    sampler.set_epoch(epoch)\n", "    torch.manual_seed(42 + rank)\n",
         found="same_order:seeded",
         said=("as script.py:31 gives each epoch the same seed", "seed + epoch"),
-    ),
-    "a list shuffled after a seed by rank": wrong(
-        *WITH_RANDOM, *faults.FILES,
-        NAMES,
-        f"{NAMES}        random.seed(7)\n        random.seed(rank)\n"
-        "        random.shuffle(self.names)\n",
-        found="overlapping_samples:files:shuffled",
-        said=("script.py:23 shuffles 70 in another order on each, by the seed of script.py:22",),
-        unchecked="overlapping_samples same_samples unequal_targets", proof=True,
-    ),
-    "a list shuffled with one seed, but not sorted": wrong(
-        *WITH_RANDOM, *faults.FILES,
-        NAMES,
-        f"{NAMES}        self.names = self.names[:: 1 - 2 * rank]\n"
-        "        random.Random(7).shuffle(self.names)\n",
-        found="overlapping_samples:files:sorted",
-        said=("script.py:22 shuffles 70 with one seed", "Sort them"),
-        unchecked="overlapping_samples same_samples unequal_targets",
-    ),
-    "a short list that each rank shuffles, beside shares that overlap": wrong(
-        *WITH_RANDOM,
-        *faults.FAULTS["overlapping_samples"],
-        "ddp = ", "random.Random(rank).shuffle([1, 2, 3])\nddp = ",
-        found="overlapping_samples", said=("samples came to more than one rank.\n",),
     ),
     "a seed in worker_init_fn": wrong(
         *faults.NOISE, *FIXED_SEED,

@@ -29,7 +29,7 @@ PROOF = [name for name in LIVE if name not in ("indices", "collectives", "step")
 def test_every_check_names_its_probes() -> None:
     """Those that there are, and each probe is needed; by a comparison of two runs, too."""
     # A finding names another line without them, or none.
-    places = {"loader_made", "optimizer_made", "seed", "shuffle"}
+    places = {"loader_made", "optimizer_made", "seed"}
     needed = set().union(*(needs_of(check, name) for check in CHECKS for name in check.names))
     assert needed - {"all"} == NAMES - places
     assert GOES.keys() == NAMES

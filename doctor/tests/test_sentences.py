@@ -1,10 +1,8 @@
 """What a verdict says is true, and its advice helps: not only the finding's name."""
 
-import random
 from pathlib import Path
 
 import faults
-import numpy
 import pytest
 from crew import Crew
 from examined import examined_text
@@ -13,7 +11,6 @@ from ddp_doctor import checks
 from ddp_doctor.against.comparison import singular
 from ddp_doctor.command import last_line
 from ddp_doctor.ranks import Rank
-from ddp_doctor.recorder import seeds
 from ddp_doctor.report import Report
 
 FROZEN = ("ddp = DDP(model)\n", "ddp = DDP(model)\nmodel[0].requires_grad_(False)\n")
@@ -67,15 +64,3 @@ def test_an_error_is_told_in_whole_words() -> None:
 )
 def test_numbers_of_a_sentence(said: str, better: str) -> None:
     assert singular(said) == better
-
-
-def test_lists_that_are_given_by_keyword(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As random.shuffle(x=…) and random_split(dataset=…, lengths=…) are called; and a count may be
-    a number of numpy's."""
-    told = []
-    monkeypatch.setattr(seeds.notes, "event", lambda _, **fields: told.append(fields["count"]))
-    own = seeds.Seeds()
-    own.shuffles(random.Random(0), x=[1, 2, 3])
-    own.splits(dataset=range(4), lengths=[2, 2])
-    own.of_numpy(x=numpy.int64(5))
-    assert told == [3, 4, 5]

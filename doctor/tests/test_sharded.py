@@ -147,6 +147,11 @@ WHOLE = (
     "model.load_state_dict(Model().state_dict())\n",
     "optimizer = ", "model = nn.parallel.DistributedDataParallel(model)\noptimizer = ",
 )  # fmt: skip
+LACKED = (  # by the checkpoint
+    "model.load_state_dict(Model().state_dict())\n",
+    "whole = Model().state_dict()\ndel whole['head.weight']\n"
+    "model.load_state_dict(whole, strict=False)\n",
+)
 TIES = 'cpu")\n', 'cpu")\nmodel.head.weight = model.tokens.weight\n'
 FSDP1 = (
     MADE,
@@ -233,9 +238,14 @@ PROGRAMS = {
     "a buffer that nobody has set": ((MADE, EMPTIED), "half_loaded", ""),
     "a buffer that is set": ((MADE, COPIED), "", ""),
     "a buffer that is sent": ((MADE, SENT), "", ""),
-    "a buffer of zeros, in zeros": (
+    "a buffer that is set, and was so by chance": (
         (MADE, EMPTIED.replace("model.to", "torch.empty_like = torch.zeros_like\nmodel.to")
-         + "model.places.zero_()\n"), "", ""),
+         + "model.places.data[:] = torch.zeros(7)\n"), "", ""),
+    "a parameter that nobody has set": (
+        (MADE, COPIED, *WHOLE, *LACKED), "half_loaded", ""),
+    "a parameter that nobody has set, nor used": (
+        (MADE, COPIED, *WHOLE, *LACKED, "self.head(x)", "x @ self.tokens.weight.T",
+         "Parallel(model)", "Parallel(model, find_unused_parameters=True)"), "", ""),
     "a buffer that differs": (
         (MADE, EMPTIED + "model.places.fill_(4.7 * (1 - rank))\n"),
         "drifting_weights:buffers", ""),

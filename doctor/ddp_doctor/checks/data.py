@@ -1,18 +1,17 @@
 """Samples and targets in training."""
 
-import math
 import re
 from ast import literal_eval
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations, pairwise
+from math import prod
 
 from ..findings import NOTE, TRAINING, WRONG, check, finds
 from ..ranks import Pass, Rank
 from ..recorder.notes import INPUTS, LOADED
 from ..report import Report, listed, short
 from .reasons import CHOSEN, DRAWN, OVERLAP, SAME, meant
-from .seeds import again, shuffled
 
 NEEDS = f"{TRAINING} indices"
 UNSEEN = "loader indices together"  # without samples nothing is looked at
@@ -48,7 +47,7 @@ def check_samples(ranks: list[Rank], report: Report) -> str | None:
     for line in trained[0]:
         lists = [by.get(line, []) for by in trained]
         if all(lists):
-            check_numbers(ranks, [passes[0].loader for passes in lists], report)
+            check_numbers([passes[0].loader for passes in lists], report)
             check_targets(lists, report)
         epochs = [] if sharing else list(zip(*lists, strict=False))
         for epoch, passes in enumerate(epochs, 1):
@@ -115,26 +114,35 @@ def other_parts(ranks: list[Rank]) -> str:
 
 
 def cuts(rank: Rank) -> bool:
-    """Whether the rows that its model is given have another size than what is in a sample."""
-    items, given = sizes_of(rank)
-    return bool(items and given) and max(given) not in items
+    """Whether the rows that its model is given are other things than the samples, or parts of them
+    of which there is one for each rank. A random crop of each picture is none."""
+    items, given = shapes_of(rank)
+    if not items or not given or prod(max(given, key=prod)) in map(prod, items):
+        return False
+    whole, part = (max(shapes, key=prod) for shapes in (items, given))
+    pairs = list(zip(whole, part, strict=False))
+    picture = len(part) > 2 and whole[0] == part[0]
+    if len(whole) != len(part) or not (picture or all(w >= p for w, p in pairs)):
+        return True
+    parts = prod(round(w / p) for w, p in pairs)
+    return parts == rank.world or (parts > rank.world and sum(w > p for w, p in pairs) == 1)
 
 
 def few_of(rank: Rank) -> bool:
     """Whether its model is given clearly fewer numbers than its samples have."""
-    items, given = sizes_of(rank)
+    items, given = shapes_of(rank)
     rows = rank.figures["rows"].get(2) or []
     samples = min((one.size() for one in rank.trained()), default=0)
-    return bool(items and given) and len(rows) * sum(given) < 0.75 * samples * sum(items)
+    few, all_of = (sum(map(prod, shapes)) for shapes in (given, items))
+    return bool(items and given) and len(rows) * few < 0.75 * samples * all_of
 
 
-def sizes_of(rank: Rank) -> tuple[list[int], list[int]]:
-    """How many numbers the tensors of a sample have, and those of a row that its model is given."""
+def shapes_of(rank: Rank) -> tuple[list[list], list[list]]:
+    """The shapes of the tensors of a sample, and of those of a row that its model is given."""
     batches = [batch for one in rank.trained()[:1] for batch in one.batches[:1]]
     kinds = {kind for step in rank.steps[:LOADED] for kind in step["kinds"]}
-    shapes = [literal_eval(kind.partition(" ")[2]) for kind in kinds]
-    items = [math.prod(shape) for batch in batches for shape in batch.get("shape") or []]
-    return items, list(map(math.prod, shapes))
+    items = [shape for batch in batches for shape in batch.get("shape") or []]
+    return items, [literal_eval(kind.partition(" ")[2]) for kind in kinds]
 
 
 def slices(rank: Rank) -> bool:
@@ -146,7 +154,7 @@ def slices(rank: Rank) -> bool:
     return all(least <= count < 0.75 * size for count in rows)
 
 
-def check_numbers(ranks: list[Rank], loaders: list[dict], report: Report) -> None:
+def check_numbers(loaders: list[dict], report: Report) -> None:
     """Do all ranks number the same names alike? A set() or a folder has no order."""
     first = loaders[0]
     for name, (count, names, numbers) in first["numbered"].items():
@@ -154,11 +162,9 @@ def check_numbers(ranks: list[Rank], loaders: list[dict], report: Report) -> Non
             theirs = loader["numbered"].get(name)
             if theirs and theirs[:2] == [count, names] and theirs[2] != numbers:
                 values = {"name": name, "count": count}
-                if count != first["root"]:
-                    return report.find("unequal_targets:names", first["at"], **values)
-                how, more = shuffled(ranks, count)
-                kind = f"overlapping_samples:files{':' * bool(how)}{how}"
-                return report.find(kind, first["at"], **values, **more)
+                files = count == first["root"]
+                kind = "overlapping_samples:files" if files else "unequal_targets:names"
+                return report.find(kind, first["at"], **values)
     return None
 
 
@@ -240,8 +246,10 @@ class Shares:
             return "same_samples:stream", values
         if self.loader["replacement"] or re.search(DRAWN, self.loader["sampler"]):
             return "same_samples:drawn", values
-        given = all(map(slices, self.ranks)) or all(map(few_of, self.ranks))
-        return f"same_samples{':given' * given}", values
+        mine, theirs = (self.ranks[n].figures["rows"] for n in self.pair)
+        steps = mine.keys() & theirs.keys()
+        given = all(map(few_of, self.ranks)) and all(mine[n] == theirs[n] for n in steps)
+        return f"same_samples{':given' * (given and bool(steps))}", values
 
     def why_overlap(self) -> tuple[str, dict]:
         size = self.loader["length"]
@@ -252,7 +260,7 @@ class Shares:
         rows = zip(self.keys, self.passes, strict=True)
         if whole and all(len(keys) + one.size() > size for keys, one in rows):
             return "overlapping_samples:whole", values
-        return with_shuffle(self.ranks, values, self.loader["root"])
+        return "overlapping_samples", values
 
 
 def check_shares(shares: Shares, report: Report) -> None:
@@ -263,7 +271,7 @@ def check_shares(shares: Shares, report: Report) -> None:
         name, values = shares.why_same()
         return report.find(name, at, **values)
     if shares.loader["iterable"]:
-        return check_streams(shares.ranks, shares.keys, shares.loader, shares.epoch, report)
+        return check_streams(shares.keys, shares.loader, shares.epoch, report)
     if len(passes) < 2:
         return None
 
@@ -330,9 +338,7 @@ def own_shares(passes: tuple[Pass, ...]) -> int:
     return count if count <= passes[0].loader["root"] else 0
 
 
-def check_streams(
-    ranks: list[Rank], keys: list[list], loader: dict, epoch: int, report: Report
-) -> None:
+def check_streams(keys: list[list], loader: dict, epoch: int, report: Report) -> None:
     """IterableDatasets: what they made tells samples apart, unless it is augmented."""
     times = [Counter(part) for part in keys]
     repeated = [sum(n > 1 for n in counts.values()) / max(1, len(counts)) for counts in times]
@@ -346,18 +352,8 @@ def check_streams(
     padding = len(keys) * (loader["batch_size"] or 1)
     if max(repeated) < 0.1 and twice > max(0.1 * count, padding):
         values = {"epoch": epoch, "twice": twice, "count": count}
-        name, values = with_shuffle(ranks, values, len(ranks))
-        return report.find(name, loader["at"], report.teams.exchange, **values)
+        return report.find("overlapping_samples", loader["at"], report.teams.exchange, **values)
     return report.skip("overlapping_samples", "iterable")
-
-
-def with_shuffle(ranks: list[Rank], values: dict, least: int) -> tuple[str, dict]:
-    """The finding that shares overlap; with the line where each rank has shuffled in another order
-    what may be the samples."""
-    how, more = shuffled(ranks, least)
-    if how != "shuffled":
-        return "overlapping_samples", values
-    return "overlapping_samples:shuffled", values | more
 
 
 def begins_anew(rank: Rank, before: Pass, now: Pass) -> bool:
@@ -394,6 +390,15 @@ def check_order(before: Pass, now: Pass, report: Report) -> None:
         report.find("same_order", now.loader["at"], count=count)
     elif now.grouped():
         report.skip("same_order", "grouped")
+
+
+def again(before: list, now: list) -> list:
+    """The line that seeded last before each of two passes of a rank, with the same seed."""
+    if before and now and before[-1][1] < now[-1][1]:
+        (seed, _, frames), (other, _, others) = before[-1], now[-1]
+        if seed == other is not None and frames == others:
+            return frames[0]
+    return []
 
 
 def check_endless(one: Pass, report: Report) -> None:

@@ -29,6 +29,7 @@ OTHER = r"(?i)train|lr$|.*rate$"  # words before numbers that are no evaluation'
     silent="machines together evaluation indices own_score unread unproven",
 )
 @finds("wrong_evaluation:flag", NOTE)
+@finds("wrong_evaluation:means", NOTE)
 @finds("wrong_evaluation:everyone", WASTED)
 def check_evaluation(ranks: list[Rank], report: Report) -> str | None:
     """Is each sample evaluated once, and is the sum of all ranks reported?"""
@@ -73,7 +74,7 @@ class Coverage:
         says."""
         self.phase, self.joined = phase, joined
         self.passes = [one for passes in phase for one in passes]
-        self.at = self.passes[0].loader["at"]
+        self.at, self.loop = self.passes[0].loader["at"], self.passes[0].at
         self.accelerate = self.passes[0].loader["accelerate"]
         self.several = len(phase) > 1
         self.reduced = [event for one in self.passes for event in one.reduced]
@@ -106,21 +107,24 @@ class Coverage:
     # ---- relations: what breaks them. The first one says what is wrong ----
 
     def broken(self) -> Iterator[tuple[str, tuple]]:
-        """Each with its kind, whether that is a note alone, and values."""
+        """Each with its kind, the line that one has to change, whether that is a note alone, and
+        values. Where nothing is added up, it is one between the loop and the first print."""
         share = {"share": len(self.phase[0][0].keys()), "count": self.size}
         # What nobody adds up is the score of one rank, whatever else is wrong with it.
         if self.several and not self.everyone and not self.reduced:
-            yield ADDED, ("wrong_evaluation:share", self.accelerate, share)
+            yield ADDED, ("wrong_evaluation:share", self.told, self.accelerate, share)
         if self.missing > 0:
             values = {"missing": self.missing, "count": self.size}
-            yield WHOLE, ("wrong_evaluation:part", self.accelerate, values)
+            yield WHOLE, ("wrong_evaluation:part", self.at, self.accelerate, values)
         if self.twice > 0 and self.size not in counted(self.phase, self.twice):
-            name = "wrong_evaluation:gathered" if self.gathered else "wrong_evaluation"
-            yield ONCE, (name, self.gathered, {"twice": self.twice, "count": self.size})
+            values = {"twice": self.twice, "count": self.size}
+            name = f"wrong_evaluation{':gathered' * self.gathered}"
+            yield ONCE, (name, self.at, self.gathered, values)
         if self.several and self.everyone:
-            yield DIVIDED, ("wrong_evaluation:everyone", self.exchange, {"count": self.size})
+            values = {"count": self.size}
+            yield DIVIDED, ("wrong_evaluation:everyone", self.at, self.exchange, values)
         elif self.several and all(map(is_flag, self.reduced)):
-            yield SCORES, ("wrong_evaluation:flag", self.accelerate, share)
+            yield SCORES, ("wrong_evaluation:flag", self.told, self.accelerate, share)
 
 
 def check_coverage(seen: Coverage, ranks: list[Rank], report: Report) -> str | None:
@@ -129,10 +133,12 @@ def check_coverage(seen: Coverage, ranks: list[Rank], report: Report) -> str | N
     seen.look()
     seen.exchange = report.teams.exchange
     silent = ""
-    for relation, (name, mild, values) in seen.broken():
+    printed = [event for event, _, _ in scores_after(ranks[0], seen.phase[0][0])]
+    seen.told = printed[0]["at"] if printed else seen.loop
+    for relation, (name, at, mild, values) in seen.broken():
         why = meant(relation, seen)
         if not why:
-            return report.find(name, seen.at, mild, **values)
+            return report.find(name, at, mild, **values)
         silent = why
 
     known = not seen.several or seen.gathered or seen.joined or seen.everyone
@@ -142,6 +148,8 @@ def check_coverage(seen: Coverage, ranks: list[Rank], report: Report) -> str | N
         if numbers := own_scores(ranks, seen.phase[0][0]):
             report.skip("wrong_evaluation", report.say("own_score", numbers=listed(numbers)))
         return None
+    if values := mean_of_means(ranks, seen):
+        return report.find("wrong_evaluation:means", values.pop("at"), **values)
     kinds = ("allreduce", "reduce")
     unread = [e for e in seen.reduced if e["kind"] in kinds and e["values"] is None]
     return "unread" if unread else "unproven"
@@ -169,14 +177,41 @@ def own_scores(ranks: list[Rank], one: Pass) -> list[str]:
     known = [x for p in parts for x in (p, 100 * p, 1 - p, 100 - 100 * p, abs(p) ** 0.5)]
     known += [math.exp(p) for p in parts if p < 99]
     found = []
-    for event in ranks[0].events["printed"]:
-        if event["place"] == one.place and event["row"] > one.over:
-            text = results(event["text"])
-            for word, number in numbers_in(text):
-                far = min((abs(float(number) - x) for x in known), default=0)
-                if "." in number and far > unit(number) and not re.match(OTHER, word):
-                    found.append(f"{word} {number}".strip())
+    for _, word, number in scores_after(ranks[0], one):
+        far = min((abs(float(number) - x) for x in known), default=0)
+        if far > unit(number):
+            found.append(f"{word} {number}".strip())
     return found
+
+
+def scores_after(rank: Rank, one: Pass) -> Iterator[tuple[dict, str, str]]:
+    """Numbers that it prints between this pass and the next step: the event, word, and number."""
+    for event in rank.events["printed"]:
+        if event["place"] == one.place and event["row"] > one.over:
+            for word, number in numbers_in(results(event["text"])):
+                if "." in number and not re.match(OTHER, word):
+                    yield event, word, number
+
+
+def mean_of_means(ranks: list[Rank], seen: Coverage) -> dict:
+    """A number that rank 0 prints, and that is the sum of what a line adds up, divided by how many
+    ranks there are, or batches, of unlike sizes: then each sample of a small one counts more."""
+    shares = [sum(len(one.keys()) for one in passes) for passes in seen.phase]
+    batches = [len(one.keys_of(batch)) for one in seen.passes for batch in one.batches]
+    sums = Counter()
+    for event in {id(e): e for e in seen.reduced}.values():
+        for place, value in enumerate(event["values"] or []):
+            sums[str(event["at"]), place] += value
+    lines = {str(event["at"]): event["at"] for event in seen.reduced}
+    for _, word, number in scores_after(ranks[0], seen.phase[0][0]):
+        for sizes in (shares, batches):
+            for (at, _), total in sums.items():
+                mean = total / len(sizes)
+                near = any(abs(float(number) - x) <= unit(number) for x in (mean, 100 * mean))
+                if near and min(sizes) < max(sizes) and unit(number) < 0.01 * abs(float(number)):
+                    values = {"number": f"{word} {number}".strip(), "parts": len(sizes)}
+                    return values | {"least": min(sizes), "most": max(sizes), "at": lines[at]}
+    return {}
 
 
 def is_flag(event: dict) -> bool:

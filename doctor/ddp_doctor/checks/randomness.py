@@ -5,7 +5,7 @@ from collections import Counter
 from ..findings import TRAINING, WASTED, check, finds
 from ..ranks import Pass, Rank
 from ..report import Report, short
-from .seeds import again, reseeded
+from .data import again
 
 
 @check(between=True)
@@ -105,7 +105,26 @@ def check_items(ranks: list[Rank], trained: list[list[Pass]], report: Report) ->
 def find_seed(name: str, seeded: list[dict], report: Report) -> None:
     """Has a line seeded all ranks alike again?"""
     name = {"cuda": "torch"}.get(name, name)
-    lines = reseeded([one.get(name, []) for one in seeded], alike=True)
-    if len(lines) == 2:
+    if lines := reseeded([one.get(name, []) for one in seeded]):
         values = {"line": short(lines[0]), "before": short(lines[1])}
         report.find("equal_randomness:seeded", lines[0], name=name, **values)
+
+
+def reseeded(tables: list[list]) -> list[list]:
+    """The line that seeded last, if it gave all ranks one seed, and the latest line before it that
+    did not, if there is one. Of two calls of a helper, the frames where they part.
+
+    tables: of each rank, lines that seed, the latest last: seed, number of the call, frames.
+    """
+    rows = [{str(frames): (seed, frames) for seed, _, frames in table} for table in tables]
+    common = [line for line in rows[0] if all(line in row for row in rows)]
+    if not common or any(list(row)[-1] != common[-1] for row in rows):
+        return []
+    seeds = {line: [row[line][0] for row in rows] for line in common}
+    same = {line: None not in s and len(set(map(str, s))) == 1 for line, s in seeds.items()}
+    latest = rows[0][common[-1]][1]
+    before = [line for line in common if not same[line]]
+    if same[common[-1]] and before:
+        pairs = zip(latest, rows[0][before[-1]][1], strict=False)
+        return next(([one, two] for one, two in pairs if one != two), [])
+    return []

@@ -28,8 +28,10 @@ def check_steps(ranks: list[Rank], report: Report) -> str | None:
             over = passes[few].ended or len(lists[few]) > epoch
             went_on = len(lists[many]) > epoch or ranks[many].ended.get("error") == "None"
             if over and few != many and not (went_on and len(set(steps)) == 1):
-                at = passes[few].loader["at"]
-                return report.find("unequal_steps", at, epoch=epoch, **values)
+                left = not passes[few].ended  # by a break, say: its share may be as large
+                name, at = "unequal_steps", passes[few].loader["at"]
+                name, at = (f"{name}:left", passes[few].at) if left else (name, at)
+                return report.find(name, at, epoch=epoch, **values)
 
             few, many, values = extremes(ranks, steps)
             if few != many and all(one.ended for one in passes):
@@ -41,7 +43,7 @@ def check_steps(ranks: list[Rank], report: Report) -> str | None:
         few, many, values = extremes(ranks, list(map(len, lists)))
         waits = ranks[few].extra(ranks[many], ranks[few].group)  # and has not left
         if few != many and ranks[few].left() and lists[few] and lists[few][-1].ended and not waits:
-            return report.find("unequal_steps:epochs", lists[few][-1].loader["at"], **values)
+            return report.find("unequal_steps:epochs", lists[few][-1].at, **values)
     return None
 
 

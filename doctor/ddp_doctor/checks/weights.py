@@ -175,8 +175,8 @@ def check_loaded(ranks: list[Rank], report: Report) -> None:
     """Is the model that to_empty and fully_shard have left whole? The others may have got it from
     the first rank."""
     for event in ranks[0].events["unset"]:
-        if event["buffers"]:
-            report.find("half_loaded", event["at"], names=listed(event["buffers"]))
+        if event["left"]:
+            report.find("half_loaded", event["at"], names=listed(event["left"]))
         if event["untied"]:
             names = " = ".join(event["untied"][0])
             report.find("half_loaded:untied", event["at"], names=names, call=event["call"])

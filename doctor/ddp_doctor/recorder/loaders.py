@@ -122,7 +122,7 @@ class Data:
         _, one.loader, one.line = loader._doctor
         total = length_of(iterator)
         fields = {"first": one.first, "stale": stale, "seeded": seeds.told()}
-        notes.event("pass", n=one.n, loader=one.loader, total=total, **fields)
+        notes.event("pass", n=one.n, at=user_line(), loader=one.loader, total=total, **fields)
 
     def batch(self, one: Iteration, dataset: object, batch: object) -> None:
         one.count += 1

@@ -4,9 +4,6 @@ import weakref
 
 import torch
 
-from .figures import in_memory_order
-
-NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 MOST = 8  # optimizers that are looked for when one is made anew
 
 
@@ -61,10 +58,3 @@ class Emptied:
         self.parameter = (lambda: None) if chosen is None else weakref.ref(chosen)
         self.left = self.now()
         return old
-
-
-def bits(values: object) -> object:
-    """Sums without a copy. Not of all numbers alike: updates of a bias may add up to 0."""
-    flat = in_memory_order(values).view(NUMBERS[values.element_size()])
-    parts = [n * flat[::n].sum(dtype=torch.int64) for n in (1, 2, 3, 5)]
-    return sum(parts)

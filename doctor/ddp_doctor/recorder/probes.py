@@ -66,24 +66,16 @@ PROBES = (
     Probe("forward", f"{DDP}.forward", attach=training.watch_forward),
     Probe("no_sync", f"{DDP}.no_sync", attach=training.watch_no_sync),
     Probe("to_empty", "torch.nn.Module.to_empty", unset.unset.before, unset.unset.after),
-    Probe("to_empty", f"{DDP}.__init__", unset.unset.before_ddp),
     Probe("seed", "torch.random.manual_seed", partial(seeds.seeds.seeded, "torch"),
           also="torch.manual_seed"),
     Probe("seed", "random.seed", partial(seeds.seeds.seeded, "random")),
-    Probe("shuffle", "random", attach=seeds.watch_shuffles),
-    Probe("shuffle", "torch.utils.data.dataset.random_split", seeds.seeds.splits,
-          also="torch.utils.data.random_split"),
     Probe("save", "torch.serialization.save", written.saved, also="torch.save"),
     Probe("load", "torch.nn.Module.load_state_dict", after=written.loaded),
     Probe("files", "sys.addaudithook", attach=written.watch),
     Probe("printed", "sys.stdout", attach=results.watch_output),
     Probe("exit", "atexit.register", attach=ending.watch),
 )  # fmt: skip
-OF_NUMPY = (
-    Probe("seed", "numpy.random.seed", partial(seeds.seeds.seeded, "numpy")),
-    Probe("shuffle", "numpy.random.shuffle", seeds.seeds.of_numpy),
-    Probe("shuffle", "numpy.random.permutation", seeds.seeds.of_numpy),
-)
+OF_NUMPY = (Probe("seed", "numpy.random.seed", partial(seeds.seeds.seeded, "numpy")),)
 OF_SAFETENSORS = (Probe("safetensors", "safetensors", attach=written.watch_safetensors),)
 # Modules that may be imported before torch, or after it.
 BESIDE = {"numpy.random": OF_NUMPY, "safetensors": OF_SAFETENSORS}

@@ -6,7 +6,7 @@ import sys
 
 from .hooks import hook
 from .named import MOST_TENSORS, collect, row_of
-from .notes import compares, notes
+from .notes import compares, notes, user_line
 from .training import training
 from .window import window
 
@@ -60,7 +60,7 @@ class Output:
                 Output.count += 1
                 if compares() and re.search(r"\d", line):
                     training.weigh_again()
-                notes.event("printed", text=line[:300])
+                notes.event("printed", text=line[:300], at=user_line())
 
 
 def watch_output(probe: str, _: object) -> None:
