@@ -25,6 +25,19 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the doctor draws no random number", 1,
          "self.find_unhooked(parameters)", "torch.rand(1)"),
     ],
+    f"{AGAINST}::test_gradients_of_rounding[a-bias-of-keys]": [
+        ("Adam makes no step of rounding", 1, "gradients[n].zero_()", "pass"),
+        ("small gradients are no rounding", 1, "LEAST = 1e-10 ", "LEAST = 1.0 "),
+        ("a gradient of 0 is no rounding", 1, "if 0 < size < least", "if size < least"),
+    ],
+    f"{AGAINST}::test_gradients_of_rounding[a-bias-of-keys,-in-a-closure]": [
+        ("a closure makes them, too", 1,
+         "notes.call(probe, take_out, optimizer)\n                return loss", "return loss"),
+    ],
+    f"{AGAINST}::test_gradients_of_rounding[a-bias-of-keys,-in-a-float64-of-the-script's]": [
+        ("a training is changed where --without says so alone", 1,
+         'if not without("rounding"):\n            return None\n', ""),
+    ],
     f"{DOCTOR}::test_processes_that_never_met": [
         ("processes of one launch without a group", 1,
          "one.apart = sum(bool(other.steps) for other in launched)", "pass"),

@@ -207,6 +207,25 @@ def test_nothing_differs(size: int, what: str, crew: Crew, tmp_path: Path) -> No
     assert comparison.status() == (3 if "undecided" in kinds else 0)
 
 
+@pytest.mark.parametrize("what", but(against.FAINT, ["a bias of keys that counts"]), ids=hyphens)
+def test_gradients_of_rounding(what: str, crew: Crew, tmp_path: Path) -> None:
+    """In float64 they are taken as 0 in both runs, and only where that is asked for; a first
+    gradient that is 0 by itself is none of them."""
+    words, without, name = against.FAINT[what]
+    text = faults.changed(against.BASE, words)
+    for comparison in compared(crew, text, tmp_path, without=without).values():
+        print(comparison.text())
+        first = next((seen for seen in comparison.seen if seen.kind != "same"), None)
+        assert (first.name if first else "") == name
+        if first:
+            assert first.values["names"] == "0.keys.bias"
+        if name in ("rounded", ""):
+            [seen] = [seen for seen in comparison.seen if seen.name.startswith("numbers")]
+            assert (seen.values["count"], seen.values["steps"]) == (16, 16)
+            assert comparison.report.say("against_nothing") in comparison.text()
+        assert comparison.status() == {"small": 3, "gradients": 1}.get(name, 0)
+
+
 def test_files_without_weights(crew: Crew, tmp_path: Path) -> None:
     """Settings, and each rank's random numbers, as transformers' Trainer writes them."""
     saved = (

@@ -42,7 +42,7 @@ SMALL = 1e-3  # of all gradients together: a smaller one may be nothing but roun
 SHARE = 0.01  # of all weights: tensors that are less say nothing by themselves,
 FAINT = 1e-7  # and as little of their size is what Adam's eps leaves of rounding in float64
 PRINTED = 1e-3  # numbers further apart are shown; rounding may be the reason where it is coarse
-UNREAD = ("saved:folder", "left", "left:unseen")  # said, and no difference
+UNREAD = ("saved:folder", "left", "left:unseen", "rounded")  # said, and no difference
 BOTH = " | "  # between a file of A and the one of B that is compared with it
 ENDS = ("resumed:without", "resumed:unknown")  # nothing can be compared
 FEW = 4  # names, and pairs of printed lines
@@ -295,6 +295,8 @@ class Comparison:
         elif self.inputs:
             size = sum(map(len, inputs.of_step(self.one, 1)))
             self.say("same", "rows:same", count=steps, size=size)
+        if names := sorted(set().union(*(run.rounded(steps) for run in self.runs))):
+            self.say("note", "rounded", count=len(names), names=few(names))
         if self.steps:
             name = "numbers:same" if self.largest else "numbers:equal"
             values = {"first": self.begun, "largest": self.largest, "count": self.steps}
@@ -447,7 +449,8 @@ class Comparison:
                 other = []
             if other and share < SHARE:
                 # Adam makes whole steps of a gradient that is nothing but rounding.
-                self.stop("undecided", "small", n - 1, count=len(other), names=few(other))
+                which = "small:still" if "rounding" in self.without else "small"
+                self.stop("undecided", which, n - 1, count=len(other), names=few(other))
             else:
                 self.judge("weights", n - 1, parts)
             if self.numbers:

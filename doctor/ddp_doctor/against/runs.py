@@ -53,6 +53,13 @@ class Run:
         """What the optimizer has kept where the comparison begins: norms, of all parameters."""
         return next((e["norms"] for e in self.first.events["state"] if e["n"] == self.begun), {})
 
+    def rounded(self, steps: int) -> set[str]:
+        """Tensors whose gradients were nothing but rounding in some of so many steps: taken as 0 by
+        --without rounding."""
+        events = self.first.events["rounded"]
+        found = [e for e in events if self.begun < e["n"] <= self.begun + steps]
+        return {self.names[e["optimizer"]][n][0] for e in found for n in e["places"]}
+
     def scheduled(self) -> int:
         """Steps of the schedulers at the first step."""
         return sum(count for _, count in self.step(1)["schedules"])
