@@ -315,6 +315,9 @@ KINDS = {
         "dropout"),
     "a drawn view": (
         ("point = self.points[i]", "point = self.points[i] + torch.randn(8)"), "views"),
+    "a view that random draws": (
+        ("import copy\n", "import copy, random\n",
+         "point = self.points[i]", "point = self.points[i] + random.random()"), "views:beside"),
     "a sampler that fills up": (("Points(64, 1)", "Points(63, 1)"), "padding"),
     "a last batch in unequal parts": (
         ("DistributedSampler(train_set)", "DistributedSampler(range(64), shuffle=False)",
@@ -456,7 +459,12 @@ KINDS = {
     "another average in the model": ((*INSIDE, "weight.data, 0.2", "weight.data, 0.2 * world_size"),
                                      "fixed"),
     "a restart that loses the moments": (
-        (*RESTARTED, "(kept[1])", "({**kept[1], 'state': {}})"), "weights:state"),
+        (*RESTARTED, "(kept[1])", "({**kept[1], 'state': {}})"), "state"),
+    "a state that is made before training": (
+        ("import torch.distributed as dist\n", "import torch.distributed as dist\n"
+         "from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict\n",
+         "train_set, val_set = ", "world_size > 1 and get_optimizer_state_dict(model, optimizer)\n"
+         "train_set, val_set = "), "state:first"),
     "a restart from the average": (
         (*RESTARTED, "kept = model", "kept = average"), "weights:loaded"),
     "the loss of rank 0, and that of all for a log": (
@@ -685,6 +693,10 @@ SAME = {
     "frozen weights": FROZEN,
     "an average in the model": INSIDE,
     "a restart": RESTARTED,
+    "a restart beside what was there": (
+        *RESTARTED, "        kept = model.state_dict(), optimizer",
+        "        before = model, optimizer, ddp\n"
+        "        kept = model.state_dict(), optimizer"),
     "names and dates": (
         "        torch.save(",
         "        print(f'in out/2026112{world_size}_0536/{world_size}/m.pt, '\n"
