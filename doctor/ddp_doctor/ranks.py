@@ -120,6 +120,11 @@ class Rank:
         """It came to its end, or waits for ever: it will call nothing more."""
         return self.ended.get("error") == "None" or bool(self.stack and self.still >= STILL)
 
+    def latest(self, row: int) -> Pass | None:
+        """The pass that had begun last, by this row."""
+        begun = [one for one in self.passes.values() if one.begun() <= row]
+        return max(begun, key=Pass.begun, default=None)
+
     def called(self, group: str) -> list[dict]:
         return [event for event in self.events["collective"] if event["group"] == group]
 

@@ -315,6 +315,9 @@ KINDS = {
         "dropout"),
     "a drawn view": (
         ("point = self.points[i]", "point = self.points[i] + torch.randn(8)"), "views"),
+    "a view that random draws": (
+        ("import copy\n", "import copy, random\n",
+         "point = self.points[i]", "point = self.points[i] + random.random()"), "views:beside"),
     "a sampler that fills up": (("Points(64, 1)", "Points(63, 1)"), "padding"),
     "a last batch in unequal parts": (
         ("DistributedSampler(train_set)", "DistributedSampler(range(64), shuffle=False)",
@@ -456,7 +459,12 @@ KINDS = {
     "another average in the model": ((*INSIDE, "weight.data, 0.2", "weight.data, 0.2 * world_size"),
                                      "fixed"),
     "a restart that loses the moments": (
-        (*RESTARTED, "(kept[1])", "({**kept[1], 'state': {}})"), "weights:state"),
+        (*RESTARTED, "(kept[1])", "({**kept[1], 'state': {}})"), "state"),
+    "a state that is made before training": (
+        ("import torch.distributed as dist\n", "import torch.distributed as dist\n"
+         "from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict\n",
+         "train_set, val_set = ", "world_size > 1 and get_optimizer_state_dict(model, optimizer)\n"
+         "train_set, val_set = "), "state:first"),
     "a restart from the average": (
         (*RESTARTED, "kept = model", "kept = average"), "weights:loaded"),
     "the loss of rank 0, and that of all for a log": (
@@ -576,6 +584,52 @@ class Shift(nn.Module):
 
 
 dist.init_process_group("""
+# Four words of two numbers. The bias of keys changes nothing, but for rounding, where all keys have
+# it; and what `up` begins with gives `down` a first gradient of 0.
+ATTENTION = """\
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.queries, self.keys, self.values = (nn.Linear(2, 4) for _ in range(3))
+        self.down, self.up = nn.Linear(2, 1, bias=False), nn.Linear(1, 4, bias=False)
+        nn.init.zeros_(self.keys.bias)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, points):
+        words = points.view(-1, 4, 2)
+        queries, keys, values = self.queries(words), self.keys(words), self.values(words)
+        values = values + self.up(self.down(words))
+        return (queries @ keys.transpose(1, 2)).softmax(2) @ values
+
+
+dist.init_process_group("""
+KEYS = ("dist.init_process_group(", ATTENTION, "nn.Linear(8, 16), nn.ReLU()",
+        "Attention(), nn.Flatten()")  # fmt: skip
+ONE_MORE = (
+    "        return (queries @ keys",
+    "        keys, values = (nn.functional.pad(x, (0, 0, 0, 1)) for x in (keys, values))\n"
+    "        return (queries @ keys",
+)
+CLOSURE = (
+    "        optimizer.zero_grad()\n        loss.backward()\n"
+    + CLIP + "        optimizer.step()\n",
+    "        def closure():\n            optimizer.zero_grad()\n            loss.backward()\n"
+    "    " + CLIP + "        closure() if world_size == 1 else None\n"
+    "        optimizer.step(None if world_size == 1 else closure)\n",
+)  # fmt: skip
+# A gradient that is nothing but rounding: --without, and what is said of it.
+FAINT = {
+    "a bias of keys": (KEYS, "rounding", "rounded"),
+    "a bias of keys, in a closure": ((*KEYS, *CLOSURE), "rounding", "rounded"),
+    "a bias of keys, in a float64 of the script's": (
+        (*KEYS, "torch.manual_seed(0)", "torch.set_default_dtype(torch.float64)\n"
+         "torch.manual_seed(0)"), "", "small"),
+    # With one more key of zeros it is no rounding.
+    "a bias of keys that counts": ((*KEYS, *ONE_MORE), "rounding", ""),
+    "a bias of keys that counts twice": (
+        (*KEYS, *ONE_MORE, "average = copy", "model[0].keys.bias.register_hook(\n"
+         "    lambda grad: grad * world_size)\naverage = copy"), "rounding", "gradients"),
+}  # fmt: skip
 # A thread takes batches of later steps from the loader, or the loop itself takes the next one.
 THREAD = (
     "dist.init_process_group(", """
@@ -643,6 +697,10 @@ SAME = {
     "frozen weights": FROZEN,
     "an average in the model": INSIDE,
     "a restart": RESTARTED,
+    "a restart beside what was there": (
+        *RESTARTED, "        kept = model.state_dict(), optimizer",
+        "        before = model, optimizer, ddp\n"
+        "        kept = model.state_dict(), optimizer"),
     "names and dates": (
         "        torch.save(",
         "        print(f'in out/2026112{world_size}_0536/{world_size}/m.pt, '\n"
@@ -677,12 +735,7 @@ dist.init_process_group(""",
         "DistributedDataParallel(model)",
         "DistributedDataParallel(nn.Sequential(model) if world_size > 1 else model)"),
     # Lightning's Trainer computes the gradients in a closure, which optimizer.step() calls.
-    "a step with a closure": (
-        "        optimizer.zero_grad()\n        loss.backward()\n" + CLIP
-        + "        optimizer.step()\n",
-        "        def closure():\n            optimizer.zero_grad()\n            loss.backward()\n"
-        "    " + CLIP + "        closure() if world_size == 1 else None\n"
-        "        optimizer.step(None if world_size == 1 else closure)\n"),
+    "a step with a closure": CLOSURE,
     # The norm of a rank's own gradients is looked at before they are averaged.
     "a norm for the log": (
         "ddp(points)", "model(points)", CLIP,

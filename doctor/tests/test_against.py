@@ -163,6 +163,7 @@ def compared(
     for language in LANGUAGES:
         runs = [run_of(label, these) for label, these in zip("AB", ranks, strict=True)]
         report = Report(language)
+        judge(ranks[1], report)
         report.broken = any(map(failed, ranks[1]))
         found[language] = Comparison(*runs, report, without)
         found[language].compare()
@@ -205,6 +206,25 @@ def test_nothing_differs(size: int, what: str, crew: Crew, tmp_path: Path) -> No
     soon = what in ("bfloat16", "a weight without a gradient")
     assert kinds <= {"same", *(["undecided"] if soon else [])}, comparison.text()
     assert comparison.status() == (3 if "undecided" in kinds else 0)
+
+
+@pytest.mark.parametrize("what", but(against.FAINT, ["a bias of keys that counts"]), ids=hyphens)
+def test_gradients_of_rounding(what: str, crew: Crew, tmp_path: Path) -> None:
+    """In float64 they are taken as 0 in both runs, and only where that is asked for; a first
+    gradient that is 0 by itself is none of them."""
+    words, without, name = against.FAINT[what]
+    text = faults.changed(against.BASE, words)
+    for comparison in compared(crew, text, tmp_path, without=without).values():
+        print(comparison.text())
+        first = next((seen for seen in comparison.seen if seen.kind != "same"), None)
+        assert (first.name if first else "") == name
+        if first:
+            assert first.values["names"] == "0.keys.bias"
+        if name in ("rounded", ""):
+            [seen] = [seen for seen in comparison.seen if seen.name.startswith("numbers")]
+            assert (seen.values["count"], seen.values["steps"]) == (16, 16)
+            assert comparison.report.say("against_nothing") in comparison.text()
+        assert comparison.status() == {"small": 3, "gradients": 1}.get(name, 0)
 
 
 def test_files_without_weights(crew: Crew, tmp_path: Path) -> None:
@@ -310,6 +330,34 @@ def test_lines_of_one_process(crew: Crew, tmp_path: Path) -> None:
              for n in (0, 1)]  # fmt: skip
     comparison = compared(crew, tuple(texts), tmp_path, (1, 1))["en"]
     assert comparison.seen[-1].name == "printed", comparison.text()
+
+
+MEANS = (
+    "    totals = torch.zeros(2)\n", "    totals, means = torch.zeros(2), 0.0\n",
+    "len(targets)])\n",
+    "len(targets)])\n            means += (average(points).argmax(1) == targets).double().mean()\n",
+    against.REDUCE, against.REDUCE + "    if world_size == 1:\n"
+    "        totals = torch.tensor([means / len(val_loader), 1.0])\n",
+)  # fmt: skip
+
+
+def test_a_mistake_of_the_first_run(crew: Crew, tmp_path: Path) -> None:
+    """The old script averages means of batches, of which the last has one sample."""
+    text = faults.changed(against.BASE, MEANS)
+    for comparison in compared(crew, text, tmp_path).values():
+        [seen] = [seen for seen in comparison.seen if seen.kind != "same"]
+        assert (seen.kind, seen.name) == ("differs", "printed:first"), comparison.text()
+        assert "8, 1" in seen.advice and "A" in seen.advice
+
+
+@pytest.mark.proof
+def test_shorter_epochs(crew: Crew, tmp_path: Path) -> None:
+    """A sampler of one's own makes epochs longer, and DistributedSampler takes its place."""
+    longer = f"{against.SAMPLER} if world_size > 1 else torch.utils.data.RandomSampler(train_set, "
+    words = (against.SAMPLER, f"{longer}replacement=True, num_samples=128)",
+             against.SET_EPOCH, "    world_size > 1 and sampler.set_epoch(epoch)\n")  # fmt: skip
+    for comparison in compared(crew, faults.changed(against.BASE, words), tmp_path).values():
+        assert comparison.seen[-1].name == "steps:shorter", comparison.text()
 
 
 def test_figures_that_are_no_numbers() -> None:

@@ -648,7 +648,7 @@ def test_formula_of_the_page(gpus: int, bandwidth: float) -> None:
     for images in (16, 300, 2000):
         computes, takes = page.step(gpus, images, bandwidth)
         early = [(size, computes * 2 / 3 * (1 - share)) for size, share in page.BUCKETS]
-        later = waiting(gpus, early, bandwidth, page.LATENCY)
+        later = waiting(gpus, gpus, early, bandwidth, page.LATENCY)
         assert computes + later == pytest.approx(takes)
 
 

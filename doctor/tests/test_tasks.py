@@ -161,8 +161,9 @@ def test_is_the_same_training(
 ) -> None:
     both = EXACT if task == "detection" else ()
     comparison = compare(crew, task, tmp_path, size, both=both)["en"]
-    assert {seen.kind for seen in comparison.seen} == {"same"}, comparison.text()
-    assert comparison.status() == 0
+    others = {seen.name for seen in comparison.seen if seen.kind != "same"}
+    assert others <= {"rounded"}, comparison.text()
+    assert "Nothing differs." in comparison.text() and comparison.status() == 0
     numbers = next(seen for seen in comparison.seen if seen.name.startswith("numbers:"))
     steps = re.search(r"(\d+) of \1 steps", numbers.text)[1]
     shown(task, str(size), f"{steps}, {numbers.values.get('largest') or 0:.0e}")
@@ -188,7 +189,7 @@ def test_in_shards_it_is_the_same_training(
 ) -> None:
     names, mistake, both = SHARDS[what]
     found = compare(crew, "language_model", tmp_path, size, mistake, both, names)["en"]
-    others = {seen.name for seen in found.seen if seen.kind != "same"}
+    others = {seen.name for seen in found.seen if seen.kind != "same"} - {"rounded"}
     # "left" is `latest`, a line of text; the numbers are those of ranks that wrote the folder.
     expected = {"saved:folder", "left"} if names[0] == "single.py" else {"saved:numbers"}
     assert others == expected, found.text()

@@ -42,7 +42,7 @@ SMALL = 1e-3  # of all gradients together: a smaller one may be nothing but roun
 SHARE = 0.01  # of all weights: tensors that are less say nothing by themselves,
 FAINT = 1e-7  # and as little of their size is what Adam's eps leaves of rounding in float64
 PRINTED = 1e-3  # numbers further apart are shown; rounding may be the reason where it is coarse
-UNREAD = ("saved:folder", "left", "left:unseen")  # said, and no difference
+UNREAD = ("saved:folder", "left", "left:unseen", "rounded")  # said, and no difference
 BOTH = " | "  # between a file of A and the one of B that is compared with it
 ENDS = ("resumed:without", "resumed:unknown")  # nothing can be compared
 FEW = 4  # names, and pairs of printed lines
@@ -218,7 +218,7 @@ class Comparison:
         else:
             self.say("same", "start:both" if fixed else "start:same", **values)
             for number in self.one.options.keys() & self.two.options.keys():
-                self.compare_options(number)
+                self.compare_options(number, number)
 
     def resumed(self, weights: dict) -> bool:
         """Whether a run goes on from a checkpoint. If it is B, and A had these weights later on,
@@ -235,23 +235,29 @@ class Comparison:
 
     def compare_states(self, count: int) -> None:
         """Of the optimizers, where B goes on from a checkpoint."""
-        mine, theirs = (run.state() for run in self.runs)
-        level = min(GROWTH * self.rounding(), LARGE)
-        pairs = {key: (mine.get(key, 0.0), theirs.get(key, 0.0)) for key in mine | theirs}
-        other = [key for key, pair in pairs.items() if not math.isclose(*pair, rel_tol=level)]
-        parts = self.one.sharded and self.one.first.world != self.two.first.world
-        values = {"after": self.one.begun, "count": count, "states": few(list(pairs)) or "-"}
-        if other and not parts:
-            found = ("{}: {:.4g} | {:.4g}".format(key, *pairs[key]) for key in other)
-            self.say("differs", "resumed:state", found="; ".join(found), **values)
+        states = list((self.one.state() or {}) | (self.two.state() or {}))
+        values = {"after": self.one.begun, "count": count, "states": few(states) or "-"}
+        if found := self.other_states(1, min(GROWTH * self.rounding(), LARGE)):
+            self.say("differs", "resumed:state", found=found, **values)
         else:
             self.say("same", "resumed", **values)
 
-    def compare_options(self, number: int) -> None:
+    def other_states(self, n: int, level: float) -> str:
+        """What the optimizers of step n have kept before it, and is not the same."""
+        worlds = {run.first.world for run in self.runs}
+        parts = self.left_out or any(r.sharded or r.shared_out or r.team > 1 for r in self.runs)
+        mine, theirs = (run.state(n) for run in self.runs)
+        if mine is None or theirs is None or (parts and len(worlds) > 1):
+            return ""
+        pairs = {key: (mine.get(key, 0.0), theirs.get(key, 0.0)) for key in mine | theirs}
+        other = [k for k, pair in pairs.items() if not math.isclose(*pair, rel_tol=level)]
+        return "; ".join("{}: {:.4g} | {:.4g}".format(key, *pairs[key]) for key in other)
+
+    def compare_options(self, *numbers: int) -> None:
         """Settings of an optimizer, for each parameter: its groups may be in another order."""
         mine, theirs = (
             {name: run.options[number][group] for name, group in run.names[number]}
-            for run in self.runs
+            for run, number in zip(self.runs, numbers, strict=True)
         )
         for name in mine.keys() & theirs.keys():
             for key in sorted(mine[name].keys() | theirs[name].keys()):
@@ -283,6 +289,7 @@ class Comparison:
             if samples:
                 self.compare_counts(n)
             self.inputs = self.inputs and self.compare_inputs(n)
+            self.compare_optimizers(n)
             self.compare_rates(n)
             self.compare_gradients(n)
         self.compare_weights(steps + 1, over=True)
@@ -295,6 +302,8 @@ class Comparison:
         elif self.inputs:
             size = sum(map(len, inputs.of_step(self.one, 1)))
             self.say("same", "rows:same", count=steps, size=size)
+        if names := sorted(set().union(*(run.rounded(steps) for run in self.runs))):
+            self.say("note", "rounded", count=len(names), names=few(names))
         if self.steps:
             name = "numbers:same" if self.largest else "numbers:equal"
             values = {"first": self.begun, "largest": self.largest, "count": self.steps}
@@ -378,8 +387,9 @@ class Comparison:
             elif len(shapes) > 1:
                 self.ordered = False
                 return True  # each is padded to the longest of its batch
-            elif any(one.drawn for one in self.batches):
-                self.stop("skipped", "views", n, **values)
+            elif by := sorted(set.union(*(one.drawn for one in self.batches))):
+                beside = not {*by} - {"random", "numpy"}  # what seeds torch alone changes nothing
+                self.stop("skipped", f"views{':beside' * beside}", n, by=listed(by), **values)
             else:
                 self.say("differs", "contents", n, **values)
             return False
@@ -399,16 +409,25 @@ class Comparison:
             if not (found or any(one.drawn for one in self.batches)):
                 self.say("differs", "counts", n, mine=a, theirs=b)
 
-    def compare_rates(self, n: int) -> None:
-        steps = [run.step(n) for run in self.runs]
-        numbers = [step["optimizer"] for step in steps]
+    def compare_optimizers(self, n: int) -> None:
+        """Which one makes step n, and what it has kept before it."""
+        numbers = [run.optimizer(n) for run in self.runs]
         if numbers[0] != numbers[1]:
-            self.say("differs", "optimizers", n)
+            # A run may go on with another model and optimizer, filled from what it has saved.
+            mine, theirs = ({name for name, _ in run.named(n)} for run in self.runs)
+            if not mine or mine != theirs or (self.numbers and n - 1 not in self.equal):
+                self.say("differs", "optimizers", n)
+            self.compare_options(*numbers)
+        if self.numbers and not (n == 1 and self.one.begun):
+            if found := self.other_states(n, LARGE):
+                self.say("differs", f"state{':first' * (n == 1)}", n, found=found)
+
+    def compare_rates(self, n: int) -> None:
         mine, theirs = (
             {name: step["rates"][group] for name, group in run.named(n)}
-            if len(step["rates"]) == len(run.options.get(numbers[0], ()))
+            if len(step["rates"]) == len(run.options.get(step["optimizer"], ()))
             else dict(enumerate(step["rates"]))
-            for run, step in zip(self.runs, steps, strict=True)
+            for run, step in ((run, run.step(n)) for run in self.runs)
         )
         for name in mine.keys() & theirs.keys():
             if not math.isclose(mine[name], theirs[name], rel_tol=1e-6, abs_tol=1e-12):
@@ -447,7 +466,8 @@ class Comparison:
                 other = []
             if other and share < SHARE:
                 # Adam makes whole steps of a gradient that is nothing but rounding.
-                self.stop("undecided", "small", n - 1, count=len(other), names=few(other))
+                which = "small:still" if "rounding" in self.without else "small"
+                self.stop("undecided", which, n - 1, count=len(other), names=few(other))
             else:
                 self.judge("weights", n - 1, parts)
             if self.numbers:
@@ -527,13 +547,12 @@ class Comparison:
 
     def restarted(self, n: int) -> str:
         """Which words fit weights after step n that are others: did one run go on with what it had
-        loaded right before this step, or after it?"""
+        loaded after it?"""
         places = [
             {event["place"] - run.begun for event in run.first.events["restored"]}
             for run in self.runs
         ]
-        alone = set.symmetric_difference(*places)
-        return "weights:loaded" if n in alone else f"weights{':state' * (n - 1 in alone)}"
+        return "weights:loaded" if n in set.symmetric_difference(*places) else "weights"
 
     def beyond(self, parts: dict[str, float]) -> list[str]:
         return [name for name, part in parts.items() if part > self.bound()]
@@ -721,18 +740,32 @@ class Comparison:
         elif not strange:
             self.say_lines("cause", "printed:share", found, both)
         else:
-            self.say_lines("differs", "printed", sure, both)
+            sizes = self.unlike_batches(sure[0][0])
+            which = "printed:first" if sizes else "printed"
+            self.say_lines("differs", which, sure, both, sizes=listed(sizes))
+
+    def unlike_batches(self, line: dict) -> list[int]:
+        """How many samples the batches have of the evaluation that A, one process, has printed this
+        line of, if they are unlike: the mean of their means is not that of all samples. Only where
+        the verdict on B has seen that it adds up its samples."""
+        report, rank = self.report, self.one.first
+        sure = "wrong_evaluation" in report.checked and not report.has("wrong_evaluation")
+        latest = rank.latest(line["row"])
+        if not sure or rank.world > 1 or not latest or latest.steps:
+            return []
+        sizes = {len(latest.keys_of(batch)) for batch in latest.batches}
+        return sorted(sizes, reverse=True) if len(sizes) > 1 else []
 
     def others(self, mine: dict, theirs: dict) -> list:
         return others(mine["text"], theirs["text"], self.tolerance())
 
-    def say_lines(self, kind: str, which: str, lines: list, both: list) -> None:
+    def say_lines(self, kind: str, which: str, lines: list, both: list, **values: object) -> None:
         rows = [
             f"\n    {run.label}  {line['shown']}"
             for pair in lines[:FEW]
             for run, line in zip(self.runs, pair, strict=True)
         ]
-        self.say(kind, which, rows="".join(rows), count=len(lines), all=len(both))
+        self.say(kind, which, rows="".join(rows), count=len(lines), all=len(both), **values)
 
     def of_own_share(self, found: list, *lines: dict) -> bool:
         """Whether in one run rank 0 has computed these numbers of its own samples alone."""

@@ -49,9 +49,18 @@ class Run:
         """The event of step n, as all that is compared is counted; or of the last one."""
         return self.first.steps[: self.begun + n][-1]
 
-    def state(self) -> dict[str, float]:
-        """What the optimizer has kept where the comparison begins: norms, of all parameters."""
-        return next((e["norms"] for e in self.first.events["state"] if e["n"] == self.begun), {})
+    def state(self, n: int = 1) -> dict[str, float] | None:
+        """What the optimizer of step n has kept before it: norms, of all parameters."""
+        before = self.begun + n - 1
+        found = [e["norms"] for e in self.first.events["state"] if e["n"] == before]
+        return found[-1] if found else None  # before it another one may have been looked at
+
+    def rounded(self, steps: int) -> set[str]:
+        """Tensors whose gradients were nothing but rounding in some of so many steps: taken as 0 by
+        --without rounding."""
+        events = self.first.events["rounded"]
+        found = [e for e in events if self.begun < e["n"] <= self.begun + steps]
+        return {self.names[e["optimizer"]][n][0] for e in found for n in e["places"]}
 
     def scheduled(self) -> int:
         """Steps of the schedulers at the first step."""
@@ -199,8 +208,8 @@ class Samples:
         every = [one for passes in self.passes for one in passes]
         self.known = bool(every) and not run.together and all(map(keyed, every))
         self.shuffles = any(one.loader["shuffles"] for one in every)
-        # Random numbers made them.
-        self.drawn = any(event["states"] for one in every for event in one.drew)
+        # Of these libraries random numbers made them.
+        self.drawn = {name for one in every for event in one.drew for name in event["states"]}
         # Ways to tell the batches of a step, each: for each rank, step -> its batches.
         self.ways = [[batches_of(passes, *way) for passes in self.passes] for way in WAYS]
         self.way = self.ways[1 if fit(self.passes) else 0]
@@ -391,7 +400,7 @@ def of_own_share(run: Run, line: dict, numbers: list[tuple[str, str]]) -> bool:
     rank = run.first
     trained = {id(one) for one in rank.trained()}
     begun = [one for one in rank.passes.values() if one.begun() <= line["row"]]
-    latest = max(begun, key=Pass.begun, default=None)
+    latest = rank.latest(line["row"])
     since = rank.steps[line["place"] - 2]["row"] if line["place"] > 1 else 0
     if latest and line["row"] < latest.over:  # while it gives batches
         since = max(since, latest.begun())

@@ -79,11 +79,13 @@ def note_state(optimizer: object, n: int) -> None:
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 value = value.to_local() if hasattr(value, "to_local") else value
                 kinds[str(key)].append(torch.linalg.vector_norm(value).double())
-    if kinds:
-        device = max((norms[0].device for norms in kinds.values()), key=str)  # cuda, not cpu
-        alike = [torch.stack([norm.to(device) for norm in norms]) for norms in kinds.values()]
-        rows = torch.stack(list(map(torch.linalg.vector_norm, alike)))
-        figures.send(rows, partial(tell_state, list(kinds), n))
+    if not kinds:
+        tell_state([], n, [])
+        return
+    device = max((norms[0].device for norms in kinds.values()), key=str)  # cuda, not cpu
+    alike = [torch.stack([norm.to(device) for norm in norms]) for norms in kinds.values()]
+    rows = torch.stack(list(map(torch.linalg.vector_norm, alike)))
+    figures.send(rows, partial(tell_state, list(kinds), n))
 
 
 def tell_state(keys: list, n: int, rows: list) -> None:

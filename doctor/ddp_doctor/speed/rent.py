@@ -10,14 +10,16 @@ from .interval import FEWEST, interval
 from .numbers import Speed
 
 MIB = 2**20
-# GB a second, least and most, and seconds of a hop: performance.md#networks says where from.
+# GB a second, least and most that anybody has reported, and seconds of a hop. The numbers behind
+# are those of issues, of nccl-tests but for nccl's own; performance.md#networks has the links.
 LINKS = {
-    "NVLink": (230, 480, 3.4e-6),
-    "PCIe 5.0": (28, 35, 3.4e-6),
-    "PCIe 4.0": (20, 24, 3.4e-6),
-    "100 GbE": (7.5, 12, 40e-6),
-    "25 GbE": (1.9, 3, 40e-6),
+    "NVLink": (230, 480, 3.4e-6),  # 175: 232 among A100; 212 and 272: 480 among H100
+    "PCIe 5.0": (28, 35, 3.4e-6),  # nccl 1639: eight RTX 5090, and four
+    "PCIe 4.0": (10, 24, 3.4e-6),  # 307: pairs on two sockets, and at most; 178: 20 among A100
+    "100 GbE": (4, 12.2, 40e-6),  # nccl 450: 4 to 6 by TCP; 29: 12.2 without it
+    "25 GbE": (1.4, 3.1, 40e-6),  # nccl 209: 45 to 98 % of a link by TCP; 83: 1.7
 }
+BETWEEN = ("100 GbE", "25 GbE")  # machines of one GPU each
 GPUS = (4, 8, 16)
 PAYS = 0.75  # of as many times as fast as there are times as many
 
@@ -33,20 +35,25 @@ def buckets_of(gradients: list) -> list[tuple[int, float]]:
     return buckets
 
 
-def all_reduce(gpus: int, size: float, bandwidth: float, hop: float) -> float:
+def hops(gpus: int, machines: int) -> int:
+    """Of a tree, as NCCL counts them (its tuning.cc): inside a machine a tree is a chain."""
+    return 2 * (gpus // machines - 1 + math.ceil(math.log2(machines)))
+
+
+def all_reduce(gpus: int, machines: int, size: float, bandwidth: float, hop: float) -> float:
     """Seconds. A ring sends the fewest bytes, a tree has the fewest hops."""
     if gpus == 1:
         return 0.0
     ring = 2 * (gpus - 1) * hop + 2 * (gpus - 1) / gpus * size / bandwidth
-    return min(ring, 2 * math.ceil(math.log2(gpus)) * hop + 2 * size / bandwidth)
+    return min(ring, hops(gpus, machines) * hop + 2 * size / bandwidth)
 
 
-def waiting(gpus: int, buckets: list, bandwidth: float, hop: float) -> float:
+def waiting(gpus: int, machines: int, buckets: list, bandwidth: float, hop: float) -> float:
     """Seconds after the last gradient: each bucket is there so many seconds before it, and is sent
     when the one before is through."""
     sent = -math.inf
     for size, early in buckets:
-        sent = max(sent, -early) + all_reduce(gpus, size, bandwidth, hop)
+        sent = max(sent, -early) + all_reduce(gpus, machines, size, bandwidth, hop)
     return max(0.0, sent)
 
 
@@ -83,7 +90,7 @@ class Rent:
             return None
         rows = [max(each, key=lambda row: row["sent"]) for each in rows]
         ranks, sizes = self.speed.world, rows[0]["pieces"]
-        hop = median(row["hop"] for row in rows) / 2 / math.ceil(math.log2(ranks))
+        hop = median(row["hop"] for row in rows) / hops(ranks, machines=1)
         sent = [max(row["sent"] - len(sizes) * row["hop"], 0.01 * row["sent"]) for row in rows]
         a_second = 2 * (ranks - 1) / ranks * sum(sizes) / 1e9
         least, _, most = interval(math.log(a_second / seconds) for seconds in sent)
@@ -96,7 +103,8 @@ class Rent:
         later = self.seconds[0] / self.one["seconds"] if self.one["seconds"] else 1.0
         times *= 1.0 if best else min(1.0, later)
         buckets = [(size, early * times) for size, early in self.buckets]
-        return self.passes[best] * waiting(gpus, buckets, 1e9 * bandwidths[best], hop)
+        machines = gpus if name in BETWEEN else 1
+        return self.passes[best] * waiting(gpus, machines, buckets, 1e9 * bandwidths[best], hop)
 
     def step(self, gpus: int, name: str, best: bool, times: float = 1.0) -> float:
         """As a multiple of the step as it is, with so many times the batch."""

@@ -2,8 +2,9 @@
 
 from ..recorder.hooks import Probe
 from ..recorder.probes import ITERATOR
-from . import draws, layers, order, rounding
+from . import draws, faint, layers, order, rounding
 
+STEP = "torch.optim.optimizer.register_optimizer_step"
 CHANGES = (
     Probe("shuffling", f"{ITERATOR}._next_index", attach=order.replaying),
     Probe("batchnorm", "torch.nn", attach=layers.batchnorm),
@@ -11,12 +12,11 @@ CHANGES = (
     Probe("draws", "torch.utils.data.dataloader", attach=draws.watch),
     Probe("draws", "torch.autograd.backward", attach=draws.watch_backward),
     Probe("draws", "torch.autograd._engine_run_backward", attach=draws.watch_engine),
-    Probe(
-        "draws",
-        "torch.optim.optimizer.register_optimizer_step_post_hook",
-        attach=draws.after_every_step,
-    ),
+    Probe("draws", f"{STEP}_post_hook", attach=draws.after_every_step),
     Probe("draws", "torch.optim.optimizer.Optimizer.__init__", after=draws.new_optimizer),
     Probe("rounding", "torch", attach=rounding.rounding),
+    # Behind the recorder's own hooks, which note gradients as they were.
+    Probe("rounding", f"{STEP}_pre_hook", attach=faint.before_every_step),
+    Probe("rounding", f"{STEP}_post_hook", attach=faint.after_every_step),
 )
 OF_FSDP = (Probe("rounding", "torch.distributed.fsdp", attach=rounding.policies),)
