@@ -27,7 +27,7 @@ MISTAKES = {
     ),
     "2.py": (
         ("ddp_model(inputs)", "model(inputs)"),
-        "no_averaging",
+        "unequal_gradients",
         "The wrapper is there and is not called: each process trains a model of its own.",
         "包装了却没有调用：每个进程各练各的模型。",
     ),
@@ -46,9 +46,9 @@ MISTAKES = {
             "        sampler.set_epoch(epoch)\n",
             "",
         ),
-        "overlapping_samples",
-        "Each process draws from all images: an epoch is trained twice, by orders of their own.",
-        "每个进程都从全部样本里抽：一个 epoch 练了两遍，顺序还各不相同。",
+        "same_samples",
+        "Each process goes through all samples, with equal seeds in one order: all is done twice.",
+        "每个进程都从头到尾练一遍全部样本，种子相同，顺序也相同：什么都做了两遍。",
     ),
     "5.py": (
         (
@@ -57,11 +57,11 @@ MISTAKES = {
             "        if rank == 0:\n            dist.all_reduce(totals)\n"
             "        right, count = totals.tolist()\n        if rank == 0:\n",
         ),
-        "unequal_collectives",
+        "collective_order",
         "A collective that one rank alone calls: it waits for ever, or meets another call of the"
-        " other rank, and adds up what does not belong together.",
+        " other rank, which ends in an error about sizes or connections, or in wrong numbers.",
         "只有一个 rank 调用了集合通信：它会一直等，或者撞上另一个 rank 的别的调用，"
-        "把不相干的数加起来。",
+        "报一个关于大小或连接的错误，或者得到错的数。",
     ),
     "6.py": (
         ("batch = args.batch_size // world_size", "batch = args.batch_size"),
