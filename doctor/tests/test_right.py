@@ -250,6 +250,13 @@ VARIANTS = {
         "            scaler.scale(loss).backward()\n            scaler.step(optimizer)\n"
         "            scaler.update()\n",
     ),
+    # A rank's own counter decides when weights are averaged: it waits at its first average.
+    "wrong_own_counter": (
+        "local_sgd", '"gloo"', '"gloo", timeout=__import__("datetime").timedelta(seconds=3)',
+        "    average(model)  # equal from the start\n", "",
+        "            step += 1\n", "            step += 1 + (rank == 1 and step == 0)\n"
+        "            dist.all_reduce(loss.detach().clone())\n",
+    ),
     # A step that only makes the optimizer's state, for a checkpoint to be read into.
     "made_state": (
         "sharded_checkpoint", "    for epoch in range(3):\n",
@@ -297,6 +304,7 @@ WRONG = {
     "wrong_local_rank": "same_samples",
     "wrong_no_sampler": "same_samples",
     "wrong_own_share": "wrong_evaluation",
+    "wrong_own_counter": "collective_order",
     "wrong_own_stop": "collective_order",
     "wrong_average": "drifting_weights",
     "wrong_beside": "drifting_weights",
@@ -385,7 +393,11 @@ def report_on(name: str, crew: Crew, folder: Path) -> Report:
     whole, *words = VARIANTS.get(name, (name,))
     text = faults.changed((FOLDER / f"{whole}.py").read_text(), words)
     report = examined_text(crew, text, folder, world_size=RANKS.get(whole, 2))["en"]
-    if name not in ("wrong_own_stop", "wrong_skip"):  # where a rank waits in vain
+    if name not in (
+        "wrong_own_counter",
+        "wrong_own_stop",
+        "wrong_skip",
+    ):  # where a rank waits in vain
         assert_all_ran(folder, report)
     return report
 

@@ -126,9 +126,12 @@ def together(seen: object) -> bool:
     return teams.together or (teams.exchange and bool(seen.begun or seen.beside))
 
 
-@reason(GRADIENTS)
+@reason(AVERAGED, GRADIENTS)
 def error(seen: object) -> bool:
-    """They differ right before a rank ended by an error, which says more."""
+    """They differ right before a rank ended by an error, which says more; or ranks have parted at
+    the first collective that would average weights."""
+    if not seen.averages:
+        return seen.parted and seen.stopped
     last = seen.gradients["step"] == len(seen.first.steps)
     return last and any(map(failed, seen.ranks)) and not (seen.unhooked or seen.beside)
 

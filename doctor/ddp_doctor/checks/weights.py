@@ -85,6 +85,8 @@ class Replicas:
         by_hand = first.summed(0, steps) >= size * steps / 2  # so many numbers, or nearly
         wrapped = bool(self.wrappers) and not averages_nothing(first)
         self.averages = wrapped or first.group == "horovod" or by_hand
+        ends = [event["size"] for rank in ranks for event in rank.own_calls()[-1:]]
+        self.stopped = any(size > 1 and size in first.model["sizes"] for size in ends)
 
         self.by_step = differences(ranks, "gradients")
         self.alike = [n for n, unequal in self.by_step.items() if not unequal]
