@@ -322,6 +322,7 @@ WRONG = {
     "wrong_skip": "unequal_steps",
 }
 PROGRAMS = {path.stem for path in FOLDER.glob("*.py")} | VARIANTS.keys()
+IN_VAIN = {"wrong_own_counter", "wrong_own_stop", "wrong_skip"}  # there a rank waits in vain
 RIGHT = sorted(PROGRAMS - WRONG.keys())
 CORE = """
     dataset_readers grpo results_by_files results_of_a_library scheduler_by_design
@@ -393,11 +394,7 @@ def report_on(name: str, crew: Crew, folder: Path) -> Report:
     whole, *words = VARIANTS.get(name, (name,))
     text = faults.changed((FOLDER / f"{whole}.py").read_text(), words)
     report = examined_text(crew, text, folder, world_size=RANKS.get(whole, 2))["en"]
-    if name not in (
-        "wrong_own_counter",
-        "wrong_own_stop",
-        "wrong_skip",
-    ):  # where a rank waits in vain
+    if name not in IN_VAIN:
         assert_all_ran(folder, report)
     return report
 
