@@ -11,6 +11,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import fits
 import pytest
 from check_twins import Command, but_rounding, commands
 from harness import (
@@ -51,6 +52,9 @@ def mistake(command: Command) -> str | None:
         with contextlib.redirect_stderr(said):
             if launcher == "torchrun":
                 get_args_parser().parse_args(command.words[1:])
+            if "tools/fits.py" in command.words[: at[0]]:
+                fits.parse(command.words[at[0] :])
+                return ""
             words = command.words[at[0] + 1 :]
             if not {"-h", "--help"} & set(words):
                 # A job file hands its arguments to main.py, or to that of another chapter.
