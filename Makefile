@@ -25,7 +25,7 @@ twice = $(1) || { echo "trying once more, in case a download broke off"; $(1); }
 
 .PHONY: doctor.pyz class.zip help demo gpu test smoke proof touched right faults bench carry lint skill pages figures site offline serve clean
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z.-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(VENV)/ready  ## train chapter 02 on two processes (or all GPUs) and draw the curve
 	$(RUN) tools/demo.py

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = Path("data", "toy")
 # Small pictures of few classes, so that two slow cores are done in three minutes.
 TOY = ("--classes", 4, "--size", 160)
-EPOCHS, BATCH_SIZE = 8, 32
+EPOCHS, BATCH_SIZE = 9, 32
 STARTED_BY_TORCHRUN = ("02_distributed", "04_apex", "07_dist_eval", "08_fsdp2")
 
 
