@@ -55,7 +55,7 @@ from .speed.numbers import Speed
 from .speed.rent import Rent
 from .speed.said import compared, lines_of
 from .speed.trial import LEAST, PATIENCE, Trial
-from .without import PARTS
+from .without import ALONE, PARTS
 
 TAKEN_OUT = {"unequal_buffers": "batchnorm", "equal_randomness": "draws"}  # not to be checked
 NAMES = [name for name in KINDS if ":" not in name]
@@ -71,11 +71,12 @@ def names(text: str) -> list[str]:
 
 
 def parts(text: str) -> str:
-    unknown = [name for name in text.split(",") if name not in (*PARTS, "all")]
+    names = text.split(",")
+    unknown = [name for name in names if name not in (*PARTS, *ALONE, "all")]
     if unknown:
-        known = ", ".join(PARTS)
+        known = ", ".join((*PARTS, *ALONE))
         raise argparse.ArgumentTypeError(f"{unknown[0]}: no such part; there are {known}, all")
-    return ",".join(PARTS) if "all" in text.split(",") else text
+    return ",".join((*PARTS, *(ALONE if "growth" in names else ()))) if "all" in names else text
 
 
 def launch_line(text: str) -> list[str]:
@@ -112,7 +113,7 @@ def parse_args() -> argparse.Namespace:
         "--without",
         type=parts,
         metavar="PART[,PART]",
-        help=f"take out of both runs of --against: {', '.join(PARTS)}, or all",
+        help=f"take out of both runs of --against: {', '.join(PARTS)}, or all; or growth",
     )
     parser.add_argument(
         "--speed", action="store_true", help="measure what input and communication cost, no more"
@@ -266,8 +267,8 @@ def run(
 
 def without_rounding(args: argparse.Namespace, say: Callable) -> str:
     """What to type where it cannot be taken out."""
-    left = ",".join(part for part in args.without.split(",") if part != "rounding")
-    return say("leave_out" if left else "leave_without", parts=left)
+    left = [part for part in args.without.split(",") if part not in ("rounding", *ALONE)]
+    return say("leave_out", parts=",".join((*left, *ALONE)))
 
 
 def no_torch(job: Job, say: Callable) -> str:

@@ -127,6 +127,11 @@ NO_GRAD = (
 )
 
 BACKWARD = "        optimizer.zero_grad()\n        loss.backward()\n"
+BFLOAT16 = (
+    "        losses = nn.functional.cross_entropy(ddp(points)",
+    "        with torch.autocast('cpu', torch.bfloat16):\n            scores = ddp(points)\n"
+    "        losses = nn.functional.cross_entropy(scores.float()",
+)
 # A step has four micro-batches, or what is left of them at the end of an epoch.
 PARTS = (
     BACKWARD,
@@ -763,10 +768,19 @@ dist.init_process_group(""",
         "[:: 1 if world_size == 1 else -1], lr=0.01)"),
     "float64": ("torch.manual_seed(0)",
                 "torch.set_default_dtype(torch.float64)\ntorch.manual_seed(0)"),
-    "bfloat16": ("        losses = nn.functional.cross_entropy(ddp(points)",
-                 "        with torch.autocast('cpu', torch.bfloat16):\n"
-                 "            scores = ddp(points)\n"
-                 "        losses = nn.functional.cross_entropy(scores.float()"),
+    "bfloat16": BFLOAT16,
+}  # fmt: skip
+# --without growth: of what one may say of each step by itself, in bfloat16.
+STILL = {
+    "as it is": ((), ""),
+    "loss times 1.05": ((LOSS, LOSS + "        loss = loss * (0.95 + 0.05 * world_size)\n"),
+                        "differs"),
+    "a mean of words": (
+        (LOSS, "        loss = (losses * words).sum() / words.sum()\n"), "differs"),
+    "a rule of one run, in the third step": (
+        (STEP, "        optimizer.step()\n"
+         "        if (epoch, step, world_size) == (0, 2, 2):\n"
+         "            model[2].weight.data *= 1.05\n        scheduler"), "differs"),
 }  # fmt: skip
 
 INIT = """dist.init_process_group("gloo")

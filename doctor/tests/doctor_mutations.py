@@ -30,6 +30,13 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("small gradients are no rounding", 1, "LEAST = 1e-10 ", "LEAST = 1.0 "),
         ("a gradient of 0 is no rounding", 1, "if 0 < size < least", "if size < least"),
     ],
+    f"{AGAINST}::test_weights_that_are_put_back[as-it-is]": [
+        ("weights are put back", 1, "p.copy_(before)", "pass"),
+    ],
+    f"{AGAINST}::test_weights_that_are_put_back[loss-times-1.05]": [
+        ("rounding that grows is allowed more", 1,
+         "return self.rounding() if self.still else max", "return max"),
+    ],
     f"{AGAINST}::test_gradients_of_rounding[a-bias-of-keys,-in-a-closure]": [
         ("a closure makes them, too", 1,
          "notes.call(probe, take_out, optimizer)\n                return loss", "return loss"),

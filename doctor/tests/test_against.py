@@ -227,6 +227,27 @@ def test_gradients_of_rounding(what: str, crew: Crew, tmp_path: Path) -> None:
         assert comparison.status() == {"small": 3, "gradients": 1}.get(name, 0)
 
 
+@pytest.mark.parametrize("kind", table(against.STILL, ["as it is"]), ids=hyphens)
+def test_weights_that_are_put_back(kind: str, crew: Crew, tmp_path: Path) -> None:
+    """In bfloat16, where the same script is UNDECIDED after some steps, and so is a mistake."""
+    words, wanted = against.STILL[kind]
+    text = faults.changed(against.BASE, (*against.NO_CLIP, *against.BFLOAT16, *words))
+    for comparison in compared(crew, text, tmp_path, without="growth").values():
+        print(comparison.text())
+        kinds = {seen.kind for seen in comparison.seen} - {"note"}
+        assert kinds == {"same", *([wanted] if wanted else [])}
+        if not wanted:
+            [seen] = [seen for seen in comparison.seen if seen.name == "numbers:still"]
+            assert (seen.values["count"], seen.values["steps"]) == (16, 16)
+            assert 0 < seen.values["largest"] < seen.values["bound"] == 0.01
+            assert len({str(row) for row in weights_of(comparison)}) == 1
+
+
+def weights_of(comparison: Comparison) -> list[list]:
+    """Before each step of both runs."""
+    return [row for run in comparison.runs for row in run.first.figures["weights"].values()]
+
+
 def test_files_without_weights(crew: Crew, tmp_path: Path) -> None:
     """Settings, and each rank's random numbers, as transformers' Trainer writes them."""
     saved = (
@@ -355,9 +376,11 @@ def test_shorter_epochs(crew: Crew, tmp_path: Path) -> None:
     """A sampler of one's own makes epochs longer, and DistributedSampler takes its place."""
     longer = f"{against.SAMPLER} if world_size > 1 else torch.utils.data.RandomSampler(train_set, "
     words = (against.SAMPLER, f"{longer}replacement=True, num_samples=128)",
-             against.SET_EPOCH, "    world_size > 1 and sampler.set_epoch(epoch)\n")  # fmt: skip
+             against.SET_EPOCH, "    world_size > 1 and sampler.set_epoch(epoch)\n",
+             "4 * len(loader)", "16")  # fmt: skip
     for comparison in compared(crew, faults.changed(against.BASE, words), tmp_path).values():
-        assert comparison.seen[-1].name == "steps:shorter", comparison.text()
+        differs = [seen.name for seen in comparison.seen if seen.kind == "differs"]
+        assert differs == ["steps:shorter"], comparison.text()
 
 
 def test_figures_that_are_no_numbers() -> None:
@@ -619,7 +642,7 @@ def test_rounding_that_cannot_be_taken_out(
     args = Namespace(against="a command", without=",".join(PARTS))
     command.run_in_folder(args, None, ["another"], Report("en").say)
     said = capsys.readouterr().out
-    assert "type --without shuffling,batchnorm,dropout,draws\n" in said, said
+    assert "type --without shuffling,batchnorm,dropout,draws,growth\n" in said, said
 
 
 def test_weights_that_cannot_be_float64(tmp_path: Path) -> None:
@@ -628,5 +651,8 @@ def test_weights_that_cannot_be_float64(tmp_path: Path) -> None:
     options = ["--lang", "en", "--without", "all", "--against", f"{sys.executable} script.py"]
     doctor = [sys.executable, ROOT / "doctor", *options, sys.executable, "script.py"]
     result = run_short(doctor, tmp_path)
-    assert "if it loads such, type --without shuffling,batchnorm,dropout,draws\n" in result.stdout
+    assert (
+        "if it loads such, type --without shuffling,batchnorm,dropout,draws,growth\n"
+        in result.stdout
+    )
     assert result.returncode == 2, result.output

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..recorder.notes import FIRST, notes
 
 PARTS = ("shuffling", "batchnorm", "dropout", "draws", "rounding")
+ALONE = ("growth",)  # where rounding cannot be taken out: no part of "all"
 
 
 @cache

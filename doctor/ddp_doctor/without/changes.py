@@ -2,7 +2,7 @@
 
 from ..recorder.hooks import Probe
 from ..recorder.probes import ITERATOR
-from . import draws, faint, layers, order, rounding
+from . import draws, faint, growth, layers, order, rounding
 
 STEP = "torch.optim.optimizer.register_optimizer_step"
 CHANGES = (
@@ -18,5 +18,7 @@ CHANGES = (
     # Behind the recorder's own hooks, which note gradients as they were.
     Probe("rounding", f"{STEP}_pre_hook", attach=faint.before_every_step),
     Probe("rounding", f"{STEP}_post_hook", attach=faint.after_every_step),
+    Probe("growth", f"{STEP}_pre_hook", attach=growth.before_every_step),
+    Probe("growth", f"{STEP}_post_hook", attach=growth.after_every_step),
 )
 OF_FSDP = (Probe("rounding", "torch.distributed.fsdp", attach=rounding.policies),)

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..recorder.notes import without
+from ..recorder.notes import compares, notes, without
 
 COARSE = (torch.float32, torch.float16, torch.bfloat16)
 SOFTMAX = ("softmax", "log_softmax")
@@ -29,9 +29,9 @@ def rounding(probe: str, _: object) -> None:
 
 
 def policies(probe: str, fsdp: object) -> None:
-    """FSDP's types are float64, too, or None."""
-    for kind in (fsdp.MixedPrecisionPolicy, fsdp.MixedPrecision) if without("rounding") else ():
-        kind.__init__ = asked(kind.__init__)
+    """FSDP's types are float64, too, or None; else it is noted how exact they are."""
+    for kind in (fsdp.MixedPrecisionPolicy, fsdp.MixedPrecision):
+        kind.__init__ = (asked if without("rounding") else noted)(kind.__init__)
 
 
 def exact_in(value: object) -> object:
@@ -52,6 +52,15 @@ def asked(own: object) -> object:
         return own(*args, **{k: exact(value) for k, value in kwargs.items()})
 
     return change
+
+
+def noted(own: object) -> object:
+    def make(policy: object, *args: object, **kwargs: object) -> None:
+        own(policy, *args, **kwargs)
+        if compares() and policy.param_dtype in COARSE:
+            notes.event("autocast", type=str(policy.param_dtype).removeprefix("torch."))
+
+    return make
 
 
 def switched_off(own: object) -> object:
