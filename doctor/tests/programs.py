@@ -925,7 +925,7 @@ PROGRAMS: dict[str, Program] = {
         "\nfor number in range(4):\n    dist.barrier(async_op=True)\n"
         "    if (number + rank) % 3 == 2:\n        dist.broadcast(totals, 0, async_op=True)\n"
         "dist.destroy",
-        found="collective_order:early",
+        found="collective_order:early", proof=True,
         said=("which rank 1 has called before, too", "whether they reach this line"),
     ),
     "the same half of the same samples": wrong(

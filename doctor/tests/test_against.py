@@ -489,7 +489,11 @@ def test_samples_that_ranks_work_on_together(crew: Crew, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "kind", table(against.UNDER_FSDP, ["another limit of the norm"]), ids=hyphens
+    "kind",
+    table(
+        against.UNDER_FSDP, ["another limit of the norm", "the loss of rank 0, of divided layers"]
+    ),
+    ids=hyphens,
 )
 def test_words_under_fsdp(kind: str, crew: Crew, tmp_path: Path) -> None:
     words, name = against.UNDER_FSDP[kind]

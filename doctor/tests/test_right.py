@@ -331,7 +331,7 @@ CORE = """
     experts_beside_parts fresh_mixing normalizer resume_at_end
     resume_that_skips resume_in_place users_of_a_list wrong_average wrong_statistics
     wrong_zero_by_tensors rays parts_of_texts wrong_same_rays wrong_same_halves local_sgd_scaled
-    made_state two_models
+    made_state two_models wrong_own_counter
 """.split()
 # What must be checked in them, and what must not: to be silent would be no proof.
 CHECKED = {
