@@ -57,7 +57,12 @@ from .speed.said import compared, lines_of
 from .speed.trial import LEAST, PATIENCE, Trial
 from .without import ALONE, PARTS
 
-TAKEN_OUT = {"unequal_buffers": "batchnorm", "equal_randomness": "draws"}  # not to be checked
+TAKEN_OUT = {  # not to be checked
+    "unequal_buffers": "batchnorm",
+    "equal_randomness": "draws",
+    "untrained": "growth",
+    "drifting_weights": "growth",
+}
 NAMES = [name for name in KINDS if ":" not in name]
 
 

@@ -33,6 +33,9 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{AGAINST}::test_weights_that_are_put_back[as-it-is]": [
         ("weights are put back", 1, "p.copy_(before)", "pass"),
     ],
+    f"{AGAINST}::test_command_without_growth": [
+        ("weights that are put back are trained", 1, '"untrained": "growth",', ""),
+    ],
     f"{AGAINST}::test_weights_that_are_put_back[loss-times-1.05]": [
         ("rounding that grows is allowed more", 1,
          "return self.rounding() if self.still else max", "return max"),

@@ -617,6 +617,18 @@ def test_command(tmp_path: Path) -> None:
     assert first["values"]["high"] == pytest.approx(2, rel=1e-12)
 
 
+@pytest.mark.proof
+def test_command_without_growth(tmp_path: Path) -> None:
+    """Weights that are put back are no optimizer that changes nothing."""
+    words = (*against.NO_CLIP, *against.BFLOAT16)
+    (tmp_path / "script.py").write_text(faults.changed(against.BASE, words))
+    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = ["--lang", "en", "--without", "growth", "--against", one_process("script.py")]
+    result = run_short([sys.executable, ROOT / "doctor", *options, *two, "script.py"], tmp_path)
+    assert result.returncode == 0 and "Nothing differs." in result.output, result.output
+    assert "Not checked: drifting_weights, untrained (--without" in result.output, result.output
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_pages_show_it(wrong: bool, crew: Crew, tmp_path: Path) -> None:
     """What is said when the two scripts of convert.md are compared."""
