@@ -9,7 +9,7 @@ which calls attach.
 import sys
 from collections.abc import Mapping
 
-from .recorder.notes import compares, notes
+from .recorder.notes import WHERE, compares, notes
 from .speed import SPEED
 
 
@@ -39,6 +39,10 @@ def attach(name: str, told: Mapping[str, str]) -> None:
         notes.fail("all", repr(error))
         return
     if name == "torch":
+        if WHERE in notes.told:
+            from .recorder import modules
+
+            hooks.attach(modules.PROBES)  # before those that count steps
         hooks.attach(probes.PROBES + ((*probes.OF_TWO, *changes.CHANGES) if compares() else ()))
     for module, found in probes.BESIDE.items():
         if name in ("torch", module) and module in sys.modules:

@@ -43,7 +43,8 @@ from pathlib import Path
 
 from .against.comparison import Comparison
 from .against.first import for_second_run
-from .against.runs import run_of
+from .against.runs import Run, run_of
+from .against.where import parting, tell_place
 from .before import Before
 from .checks import judge
 from .findings import KINDS
@@ -119,6 +120,12 @@ def parse_args() -> argparse.Namespace:
         type=parts,
         metavar="PART[,PART]",
         help=f"take out of both runs of --against: {', '.join(PARTS)}, or all; or growth",
+    )
+    parser.add_argument(
+        "--no-where",
+        dest="where",
+        action="store_false",
+        help="where gradients part, do not run both again to see in which module",
     )
     parser.add_argument(
         "--speed", action="store_true", help="measure what input and communication cost, no more"
@@ -343,11 +350,12 @@ def run_in_folder(
     command: list[str],
     say: Callable,
     of_first: dict | None = None,
+    where: int = 0,
 ) -> tuple[Job, list[Rank]]:
-    """of_first: for the second of two runs."""
+    """of_first: for the second of two runs. where: the step whose modules are looked at."""
     print("doctor: " + say("running", command=" ".join(command)), flush=True)
     without = (args.without or "") if args.against else None
-    with recorded(lambda folder: Job(folder, without, of_first)) as job:
+    with recorded(lambda folder: Job(folder, without, of_first, where)) as job:
         ranks = run(args, around, command, job, say)
     print_ended(job, ranks, say)
     errors = " ".join(rank.ended.get("error", "") for rank in ranks)
@@ -356,6 +364,37 @@ def run_in_folder(
     ):
         print("doctor: " + say("coarse", do=without_rounding(args, say)))
     return job, ranks
+
+
+def look_again(
+    args: argparse.Namespace, around: Around, comparison: Comparison, report: Report
+) -> None:
+    """Both commands once more, up to the step in which they part: where is it?"""
+    parted = parting(comparison) if args.where else None
+    if not parted:
+        return
+    print("\ndoctor: " + report.say("where_again", step=parted.step), flush=True)
+    runs: list[Run] = []
+    told = None
+    for run, command in zip(comparison.runs, (args.against, args.command), strict=True):
+        step = run.begun + parted.step
+        own = argparse.Namespace(**{**vars(args), "steps": max(2, step)})  # one shows no teams
+        try:
+            job, ranks = run_in_folder(own, around, command, report.say, told, step)
+        except SystemExit:  # its line is printed
+            break
+        if broken(job, ranks):
+            break
+        told = for_second_run(ranks)
+        runs.append(run_of(run.label, ranks))
+    again = None
+    if len(runs) == 2:
+        again = Comparison(*runs, Report(report.language), args.without or "")
+        again.compare()
+    try:
+        tell_place(comparison, again)
+    except Exception as error:  # a mistake of ours: what was compared stands
+        comparison.say("skipped", "failed", error=repr(error))
 
 
 def write_json(args: argparse.Namespace, found: object) -> None:
@@ -483,6 +522,8 @@ def examine(args: argparse.Namespace) -> None:
     if first and not job.cut:
         comparison = Comparison(run_of("A", first), run_of("B", ranks), report, args.without or "")
         comparison.compare()
+        if job.ended != "ctrl-c":
+            look_again(args, around, comparison, report)
         report.differs = comparison.status() == 1
         both = {"a": shlex.join(args.against), "b": shlex.join(args.command)}
         print("\n" + report.say("against_runs", **both))

@@ -11,7 +11,7 @@ from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
-from .recorder.notes import AGAINST, ENDED, FIRST, FOLDER, STOPPED, WHOLE
+from .recorder.notes import AGAINST, ENDED, FIRST, FOLDER, STOPPED, WHERE, WHOLE
 from .report import last_line, short
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -25,11 +25,18 @@ INNER = "inner"  # a file in the folder of a doctor around this one, which recor
 
 class Job:
     """folder: for the recorder and its events. without: of a run that is compared, what without/
-    takes out; told: of the second one, what it needs to know of the first.
+    takes out; told: of the second one, what it needs to know of the first; where: the step whose
+    modules are looked at, without torch.compile.
 
     Raises OSError where the folder cannot be written."""
 
-    def __init__(self, folder: Path, without: str | None = None, told: dict | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        without: str | None = None,
+        told: dict | None = None,
+        where: int = 0,
+    ) -> None:
         self.traces = folder / "traces"
         self.traces.mkdir()
         (self.traces / WHOLE).touch()
@@ -52,6 +59,8 @@ class Job:
         self.ours = {FOLDER: str(self.traces), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         if without is not None:
             self.ours[AGAINST] = without
+        if where:
+            self.ours |= {WHERE: str(where), "TORCHDYNAMO_DISABLE": "1"}
         if told is not None:
             (folder / "told.json").write_text(json.dumps(told))
             self.ours[FIRST] = str(folder / "told.json")

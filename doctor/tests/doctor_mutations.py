@@ -15,6 +15,8 @@ DRAWS = "doctor/tests/test_draws.py"
 ORDER = f"{AGAINST}::test_order_of_the_first_run"
 PROGRAM = "doctor/tests/test_programs.py::test_program"
 INPUTS = "doctor/tests/test_inputs.py::test_two_runs"
+PLACE = "doctor/tests/test_where.py::test_place"
+KINDS_OF_PLACE = "doctor/tests/test_where.py::test_programs_of_other_kinds"
 CASES = "doctor/tests/test_cases.py::test_case"
 SPEED_FILE = "doctor/tests/test_speed.py"
 SPEED = f"{SPEED_FILE}::test_what_is_said"
@@ -1136,6 +1138,50 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{ENDINGS}::test_both_runs_begin_alike": [
         ("signals of the second run", 1, "in HEARD:  # ENDS end the job", "in ():  # ENDS end it"),
         ("stdin of the second run", 1, "os.lseek(0, self.stdin, os.SEEK_SET)", "pass"),
+    ],
+    f"{PLACE}[a-head-that-is-cut-off]": [
+        ("rows of the same samples are compared", 1,
+         "self.order += sorted(turns, key=turns.get)", "self.order += range(size)"),
+    ],
+    f"{PLACE}[accumulation-that-does-not-divide]": [
+        ("passes may be shares of one batch", 1,
+         "merged = {root for root in roots if len(passes[root]) > 1}", "merged = set()"),
+    ],
+    f"{PLACE}[a-hook]": [
+        ("gradients are compared by their right factor", 1,
+         "right = factors if outermost else [self.times] * len(pairs)", "right = factors"),
+    ],
+    f"{KINDS_OF_PLACE}[a-checkpoint-that-is-reentrant,-and-a-hook]": [
+        ("a checkpoint computes without gradients at first", 1,
+         "self.again.add(id(module))", "pass"),
+    ],
+    f"{KINDS_OF_PLACE}[a-first-look]": [
+        ("a pass from which no gradient comes", 1,
+         'for e in events if e["root"] not in roots}', "for e in events}"),
+    ],
+    f"{KINDS_OF_PLACE}[a-part-of-another-one,-and-a-factor]": [
+        ("a model may be a part of another one", 1, "        name_alike(*sides)\n", ""),
+    ],
+    f"{KINDS_OF_PLACE}[two-models,-and-a-detach]": [
+        ("what is detached before it has no gradient either", 1,
+         'if lost & calls[0]["gradients"].keys():', "if True:"),
+    ],
+    "doctor/tests/test_where.py::test_programs[tokens-of-a-rank's-own]": [
+        ("texts are padded to unlike lengths", 1, 'least = min(e["places"] for e in calls)',
+         "least = 0"),
+    ],
+    "doctor/tests/test_where.py::test_ranks_that_share_samples": [
+        ("parts of a tensor are not compared", 1,
+         "if len({str(shape[1:] if shape else None) for _, shape in every}) > 1:", "if False:"),
+    ],
+    "doctor/tests/test_where.py::test_a_second_pair": [
+        ("a second pair that parts elsewhere", 1,
+         "if now and (now.name, now.step) == (parted.name, parted.step):", "if again:"),
+        ("--no-where", 1, "parting(comparison) if args.where else None", "parting(comparison)"),
+    ],
+    "doctor/tests/test_where.py::test_same_bits": [
+        ("modules are only read", 1, "part = part.nan_to_num(LARGE)",
+         "part = part.mul_(1.01).nan_to_num(LARGE)"),
     ],
 }
 # fmt: on

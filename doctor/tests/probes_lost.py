@@ -5,6 +5,7 @@ from pathlib import Path
 from ddp_doctor.checks import judge
 from ddp_doctor.findings import CHECKS, needs_of
 from ddp_doctor.ranks import ranks_of, read_events
+from ddp_doctor.recorder import modules
 from ddp_doctor.recorder.probes import OF_FSDP, OF_HOROVOD, OF_SAFETENSORS, OF_TWO, PROBES
 from ddp_doctor.report import Report
 from ddp_doctor.without.changes import CHANGES
@@ -51,7 +52,7 @@ GOES: dict[str, tuple[tuple, dict]] = {
 }
 NAMES = {probe.name for probe in (*PROBES, *OF_FSDP, *OF_SAFETENSORS, *OF_HOROVOD)}
 COMPARED = {probe.name for probe in (*OF_TWO, *CHANGES)}  # where two runs are
-EVERY = NAMES | COMPARED
+EVERY = NAMES | COMPARED | {probe.name for probe in modules.PROBES}
 
 
 def without(probe: str, events: list[dict]) -> list[dict]:

@@ -133,10 +133,11 @@ def compared(
     sizes: tuple = (1, 2),
     without: str = "",
     lacks: str = "",
+    member: Callable = record_compared,
 ) -> dict[str, Comparison]:
     """The comparisons of the script, or of two, on so many ranks, by language.
 
-    lacks: a probe that is never asked.
+    lacks: a probe that is never asked. member: what a member of the crew runs.
     """
     texts = (text, text) if isinstance(text, str) else text
     if OLDEST and "fully_shard" in texts[1]:
@@ -151,7 +152,7 @@ def compared(
             file.write_text(json.dumps(of_first))
         words = (without, str(file), str(own / "script.py"), str(own), lacks)
         with contextlib.suppress(AssertionError):  # a rank that gloo has aborted at its end
-            crew.run(record_compared, *words, world_size=size)
+            crew.run(member, *words, world_size=size)
         assert_contract_kept(own / "traces")
         ranks = read_ranks(own / "traces")
         assert ranks, [file.read_text() for file in (own / "traces").glob("*.jsonl")]
@@ -601,8 +602,9 @@ def one_process(script: str) -> str:
 
 
 def test_command(tmp_path: Path) -> None:
-    """The first difference stands in --json; in float64 nothing but the mistake is in it. (A page
-    has a command that finds no difference, which test_site_commands.py runs.)"""
+    """The first difference stands in --json, and the place, for which both run once more; in
+    float64 nothing but the mistake is in it. (A page has a command that finds no difference, which
+    test_site_commands.py runs.)"""
     words = against.KINDS["loss times the number of ranks"][0]
     text = faults.changed(faults.changed(against.BASE, (*MIXED, *TYPES)), words)
     (tmp_path / "script.py").write_text(text)
@@ -611,7 +613,10 @@ def test_command(tmp_path: Path) -> None:
     options = ["--without", "all", "--json", "found.json", "--against", one_process("script.py")]
     result = run_short([sys.executable, ROOT / "doctor", *options, *two], tmp_path)
     assert result.returncode == 1, result.output
-    first = json.loads((tmp_path / "found.json").read_text())["against"]["first_difference"]
+    found = json.loads((tmp_path / "found.json").read_text())["against"]
+    first = found["first_difference"]
+    [place] = [seen for seen in found["seen"] if seen["name"].startswith("where:loss")]
+    assert place["name"] == "where:loss:processes" and "script.py:" in place["text"], result.output
     assert (first["name"], first["step"]) == ("gradients:processes", 1), result.output
     assert first["values"]["low"] == pytest.approx(2, rel=1e-12)
     assert first["values"]["high"] == pytest.approx(2, rel=1e-12)
@@ -629,15 +634,13 @@ def test_command_without_growth(tmp_path: Path) -> None:
     assert "Not checked: drifting_weights, untrained (--without" in result.output, result.output
 
 
-@pytest.mark.parametrize("wrong", [False, True])
-def test_pages_show_it(wrong: bool, crew: Crew, tmp_path: Path) -> None:
-    """What is said when the two scripts of convert.md are compared."""
-    single, multi = ((CONVERT / name).read_text() for name in ("single.py", "multi.py"))
-    loss = "cross_entropy(ddp_model(inputs), targets)"
-    texts = single, faults.changed(multi, (loss, f"{loss} * world_size") if wrong else ())
+def test_pages_show_it(crew: Crew, tmp_path: Path) -> None:
+    """What is said when the two scripts of convert.md are compared; test_where.py has those with a
+    mistake."""
+    texts = tuple((CONVERT / name).read_text() for name in ("single.py", "multi.py"))
     for language, found in compared(crew, texts, tmp_path, without=",".join(PARTS)).items():
         readme = "README.md" if language == "en" else "README.zh-CN.md"
-        for page in (f"docs/{language}/doctor.md", *([] if wrong else [readme])):
+        for page in (f"docs/{language}/doctor.md", readme):
             shown = but_rounding((ROOT / page).read_text())
             assert f"```text\n{but_rounding(found.text())}\n```" in shown, page
 

@@ -659,7 +659,9 @@ def test_contract_of_the_two_halves() -> None:
     """What EVENTS.md says of writers and readers; examined.py compares it with every run."""
     doctor = ROOT / "doctor/ddp_doctor"
     readers = ["ranks", "without/draws"]
-    readers += [f"against/{name}" for name in ("first", "runs", "inputs", "comparison", "drawn")]
+    readers += [
+        f"against/{name}" for name in ("first", "runs", "inputs", "comparison", "drawn", "where")
+    ]
     both = {name: doctor / f"{name}.py" for name in readers}
     both = {file.stem: file for file in both.values()}
     both |= {file.stem: file for file in (doctor / "checks").glob("*.py")}

@@ -19,6 +19,7 @@ from contextlib import suppress
 FOLDER = "DOCTOR_FOLDER"  # environment variable: where the events are written
 AGAINST = "DOCTOR_AGAINST"  # of a run that is compared: what --without takes out
 FIRST = "DOCTOR_FIRST"  # of the second of two runs: a file that tells of the first
+WHERE = "DOCTOR_WHERE"  # of a run that is compared: the step whose modules are looked at
 ENDED = "ended"  # a file there: the doctor is ending the job
 WHOLE = "whole"  # a file there, until a process has to stop: a full disk takes no last word
 STOPPED = "stopped-"  # what it is then renamed to; the number of the error follows
@@ -26,6 +27,7 @@ NAMELESS = "parameter "  # begins the name of one that is in no module; its numb
 PADDING = 0.05  # of a model's numbers: so much may be added where each rank has a part
 INPUTS = 100  # steps of which it is noted what models are given
 LOADED = 4  # so many where a loader gives the samples: do ranks take other parts of them?
+GOLDEN = 0.6180339887498949  # n * GOLDEN % 1: neighbours have unlike weights
 IDLE = 20  # seconds without an event: then the stack is written down
 HIGH = 1000  # numbers of our files: who closes all files, or needs the lowest number, is below
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
