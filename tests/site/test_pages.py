@@ -2,6 +2,7 @@
 in the READMEs lead somewhere."""
 
 import html
+import json
 import os
 import re
 from pathlib import Path
@@ -15,7 +16,7 @@ markdown = pytest.importorskip("markdown", reason="needs requirements-dev.txt")
 pytest.importorskip("pymdownx", reason="needs requirements-dev.txt")
 cmarkgfm = pytest.importorskip("cmarkgfm", reason="needs requirements-dev.txt")
 
-from tools.site import codealong, draw, pages  # noqa: E402
+from tools.site import approaches, codealong, draw, pages, ran  # noqa: E402
 from tools.site.diffs import hunks, step_hunks  # noqa: E402
 from tools.site.source import SiteError, Source, read, translated  # noqa: E402
 
@@ -196,6 +197,52 @@ def test_twins_that_do_not_match(tmp_path: Path, old: str, new: str, says: str) 
 def test_pages_are_whole() -> None:
     """What their links stand for is in them, as it is today. After a change: make pages."""
     assert [str(path) for path in pages.stale()] == [], "run make pages"
+
+
+LOG = """
+GPU      one NVIDIA L4, 24 GB
+
+##### verbose: 9s rc -9
+tests/chapters/test_smoke.py::test_trains_resumes_and_evaluates[01_dataparallel] PASSED [ 14%]
+tests/chapters/test_smoke.py::test_trains_resumes_and_evaluates[02_distributed] FAILED [ 28%]
+
+##### failed: 9s rc 1
+1.45s call     tests/chapters/test_smoke.py::test_trains_resumes_and_evaluates[04_apex]
+
+##### passed: 9s rc 0
+1.45s call     tests/chapters/test_smoke.py::test_trains_resumes_and_evaluates[06_slurm]
+1.15s setup    tests/chapters/test_smoke.py::test_trains_resumes_and_evaluates[07_dist_eval]
+"""
+
+
+def test_what_ran_where(tmp_path: Path) -> None:
+    """Only what passed has run, in a log that was put together or a file of `make gpu`; and of what
+    has not, the rows of the READMEs, the home page's tiles and the chapters' first paragraphs say
+    so."""
+    (tmp_path / "gpu-one").mkdir()
+    (tmp_path / "gpu-one/runs.txt").write_text(LOG)
+    assert ran.on_gpus(tmp_path) == [("L4", 1, {"01", "06"})]
+    line = ran.line("en", "gpu.md", tmp_path)
+    assert "chapters 01 and 06 on one L4; 02 to 05 and 07 to 09 on no GPU; nothing yet on" in line
+    (tmp_path / "gpu-eight").mkdir()
+    smoke = ["test_trains_resumes_and_evaluates[08_fsdp2]", "test_alone_in_a_folder[by_torchrun]"]
+    machine = {"part": "machine", "table": [["GPUs", "8 x NVIDIA H100 80GB HBM3", ""]]}
+    parts = [machine, {"part": "smoke tests", "data": {"passed": smoke}}]
+    (tmp_path / "gpu-eight/gpu.json").write_text(json.dumps({"parts": parts}))
+    assert ran.on_gpus(tmp_path)[0] == ("H100", 8, {"08", "09"})
+    line = ran.line("zh", "gpu.md", tmp_path)
+    assert "8 张 H100 跑过 08、09 章；一张 L4" in line and "多卡还没有" not in line
+
+    missing = ran.never()
+    for language, readme in (("en", "README.md"), ("zh", "README.zh-CN.md")):
+        words = approaches.WORDS[language]["untried"]
+        rows = re.findall(r"^\| \[(\d\d) .*", (ROOT / readme).read_text(), re.M)
+        said = re.findall(rf"^\| \[(\d\d) .*{words}", (ROOT / readme).read_text(), re.M)
+        assert len(rows) == len(ran.chapters()) and sorted(said) == missing
+        for page in (DOCS / language / "chapters").glob("0*.md"):
+            first = page.read_text().partition("\n# ")[2].split("\n\n")[1]
+            told = any(words in link for link in re.findall(r"\[([^]]+)\]\(\.\./gpu\.md\)", first))
+            assert told == (page.name[:2] in missing), page
 
 
 def test_pages_match() -> None:

@@ -425,7 +425,7 @@ QUERIES = {
          "双卡训练会出现nccl超时的问题": "troubleshooting/#error-watchdog",
          "增加gpu后准确率成倍减小，是为什么呢": "troubleshooting/#accuracy",
          "多卡显存占用不均衡": "troubleshooting/#oom",
-         "断点续训，更改卡数或者批次数后，再次训练起点步数不对": "recipes/#resume",
+         "断点续训，更改卡数或者批次数后，再次训练起点步数不对": "recipes/#mid-epoch",
          "多机多卡的情况下，微调会被卡住": "troubleshooting/#hang",
          "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -11) local_rank: 0 "
          "(pid: 2977223) of binary: /home/yingjie/miniconda3/envs/point_uv_diff/bin/python":
@@ -446,6 +446,7 @@ QUERIES = {
             "out of memory": "troubleshooting/#oom", "learning rate": "concepts/#learning-rate",
             "apex O1 to torch.amp": "migration/#apex-amp",
             "WeightedRandomSampler": "recipes/#weighted", "jupyter": "convert/#alone",
+            "llama training": "tasks/#language-model",  # what is said for llama
             # Lines that were pasted into public threads.
             "unhandled system error": "troubleshooting/#error-nccl-system",
             "ncclUnhandledCudaError: Call to CUDA function failed.": "troubleshooting/#error-nccl",
@@ -503,11 +504,26 @@ QUERIES = {
 }  # fmt: skip
 
 
+# What people ask in words of their own, 20 a language, and the sections that answer it, written
+# down before the search knew any of it.
+TYPED = json.loads((ROOT / "tests/site/typed.json").read_text("utf-8"))
+FIRST, AMONG_THREE = 15, 18
+# With words that carry no question, and without.
+SAME = {
+    "": ("请问怎么样才能只在主进程保存模型呢？", "主进程保存模型"),
+    "en/": ("how can I make use of tensorboard, please", "tensorboard"),
+}
+# Of each page that is found, what is shown unfolded: the page, and the section that fits best.
+SHOWN = """items => items.map((item) => [...item.querySelectorAll(":scope > a")]
+    .map((a) => a.href.split("?")[0] + a.hash))"""
+
+
 @pytest.mark.parametrize("prefix", QUERIES)
 def test_search(page: Page, address: str, prefix: str) -> None:
     """Pasted text, with which no key goes up, finds Chinese and English words in pages of this
-    language, the right section first, and nothing for no word. The index, of this language alone,
-    is fetched for who goes to the field."""
+    language, the right section first, and nothing for no word; so do nearly all questions in words
+    that no page has, and words that carry no question change nothing. The index, of this language
+    alone, is fetched for who goes to the field."""
     fetched: list[str] = []
     page.on("request", lambda r: fetched.append(r.url) if "/search/" in r.url else None)
     results = page.locator(".md-search-result__list > .md-search-result__item")
@@ -516,12 +532,17 @@ def test_search(page: Page, address: str, prefix: str) -> None:
     assert fetched == []
     field = page.locator(".md-search__input")
     field.click()
-    for query, place in QUERIES[prefix].items():
+
+    def search(query: str) -> list[list[str]]:
         results.evaluate_all("all => all.forEach((result) => result.remove())")
         field.select_text()
         page.keyboard.insert_text(query)
         results.first.wait_for(state="visible")
         assert field.input_value() == query
+        return results.evaluate_all(SHOWN)
+
+    for query, place in QUERIES[prefix].items():
+        search(query)
         links = results.locator("> a").evaluate_all("all => all.map(a => a.pathname)")
         assert {"/en/" in link for link in links} == {prefix == "en/"}
         # Of a page, the section that fits best stands first, or the page itself above it.
@@ -529,6 +550,15 @@ def test_search(page: Page, address: str, prefix: str) -> None:
             "all => all.map(a => a.href.split('?')[0] + a.hash)"
         )
         assert f"{address}{prefix}{place}" in first[:2], (query, first)
+    long, short = map(search, SAME[prefix])
+    assert long == short
+    ranks = []
+    for query, places in TYPED[prefix.strip("/") or "zh"].items():
+        wanted = {f"{address}{prefix}{place}" for place in places}
+        found = [bool(wanted & set(shown)) for shown in search(query)[:3]]
+        ranks.append(found.index(True) if any(found) else 3)
+    assert len(ranks) == 20
+    assert ranks.count(0) >= FIRST and 20 - ranks.count(3) >= AMONG_THREE, ranks
     field.select_text()
     page.keyboard.insert_text("zzqqxxyy")
     results.first.wait_for(state="hidden")

@@ -131,6 +131,21 @@ def test_planted_fault(tmp_path: Path) -> None:
         gpu_check.exactness(kit)
 
 
+def test_smoke_tests_that_passed(tmp_path: Path) -> None:
+    """They are named in gpu.json, also if one fails: pages say of them where they ran."""
+    kit = gpu_check.Kit("cpu", tmp_path)
+    names = (
+        "test_smoke.py::test_runs[02_distributed] PASSED [ 50%]",
+        "test_smoke.py::test_ends FAILED",
+    )
+    command = [*gpu_check.PYTHON, "-c", f"print({chr(10).join(names)!r}); raise SystemExit(1)"]
+    real = kit.run
+    kit.run = lambda words, *args, **options: real(command, *args, **options)
+    with pytest.raises(gpu_check.Failed):
+        gpu_check.smoke_tests(kit)
+    assert kit.data == {"passed": ["test_runs[02_distributed]"]}
+
+
 @pytest.mark.proof
 def test_all_of_it_on_cpus(tmp_path: Path) -> None:
     command = [sys.executable, TOOL, "--device", "cpu", "--out", tmp_path / "out"]

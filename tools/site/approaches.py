@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 
 from .codealong import file_address
+from .ran import never
 from .source import ROOT, read, style, translated
 
 HUB, SINGLE = "02_distributed", "docs/examples/minimal_single.py"
@@ -85,6 +86,7 @@ WORDS = {
         "take": "Take {main}: ImageNet, resuming, exact evaluation in one file",
         "coming": "Whole programs",
         "page": "explained line by line",
+        "untried": "run on no GPU yet",
         "head": "| Approach | Take it for | Started by | The approach alone | To take |",
         "rows": dict(
             start="start", who="who am I", others="who else is there", sampler="sampler",
@@ -97,6 +99,7 @@ WORDS = {
         "take": "拿走 {main}：一个文件，训练 ImageNet、断点续训、精确评估",
         "coming": "完整的程序",
         "page": "逐行讲解",
+        "untried": "还没有在显卡上跑过",
         "head": "| 方法 | 什么时候用 | 由谁启动 | 方法本身 | 拿走 |",
         "rows": dict(
             start="启动", who="我是谁", others="还有谁", sampler="采样器", wrap="包装",
@@ -145,6 +148,12 @@ def launch_of(chapter: str) -> str:
     return ast.get_docstring(read(minimal(chapter)).tree).splitlines()[-1]
 
 
+def untried(chapter: str, language: str) -> str:
+    """What has to be said of a chapter that no GPU has run."""
+    words = {"en": "; ", "zh": "；"}[language] + WORDS[language]["untried"]
+    return words * (chapter[:2] in never())
+
+
 def overview(language: str) -> list[str]:
     """Which there are, as a table of the home page: what the switch is on the site."""
     lines = [WORDS[language]["head"], "| --- | --- | --- | --- | --- |"]
@@ -154,7 +163,7 @@ def overview(language: str) -> list[str]:
             page = "handbook/too-large.md"
         main = f"[main.py](../../{chapter}/main.py)" * (ROOT / chapter / "main.py").is_file()
         lines += [
-            f"| [{name}]({page}) | {whom} | "
+            f"| [{name}]({page}) | {whom}{untried(chapter, language)} | "
             f"`{launch_of(chapter).split()[0]}` | [minimal.py](../../{minimal(chapter)}) | {main} |"
         ]
     return lines
@@ -254,7 +263,7 @@ def switch(table: str, language: str, depth: int) -> str:
         labels += (
             f'<label><input type="radio" name="take" value="{value}"'
             f"{' checked' * (chapter == HUB)}><b>{name}</b> "
-            f"<span>{whom}</span></label>"
+            f"<span>{whom}{untried(chapter, language)}</span></label>"
         )
         panels += panel(chapter, language, page, depth)
     return (

@@ -24,7 +24,7 @@ from tools.site.codealong import COPIES, LEGEND, file_address, linked
 from tools.site.forms import DESCRIPTION, repository_path
 from tools.site.plain import plain
 from tools.site.source import ROOT, SiteError, style
-from tools.site.theme import change_scripts
+from tools.site.theme import change_scripts, searched_words
 
 # What the site is told of pages; in a page GitHub would show it as a table. Wide ones need the room
 # of the menu, or have their contents in the text: <!-- toc -->. Those of the course end with a link
@@ -251,7 +251,7 @@ def on_post_build(config: MkDocsConfig) -> None:
     for path in (ROOT / "docs/assets/stylesheets").iterdir():
         Path(config.site_dir, "assets/stylesheets", path.name).write_text(style(path), "utf-8")
     search = Path(config.site_dir, "search")
-    parts = split_index(search, config.extra["searched"])
+    parts = split_index(search, searched_words())
     if not config.use_directory_urls:  # from disk a script can be read, and nothing else
         both = ",".join(f"{language}:{text}" for language, text in parts.items())
         script = f"var __index = {{{both}}}[document.documentElement.lang]"
@@ -263,11 +263,16 @@ def on_post_build(config: MkDocsConfig) -> None:
     linked.clear()  # not before a build: that of English begins inside of that of Chinese
 
 
-def split_index(folder: Path, searched: dict[str, str]) -> dict[str, str]:
+def split_index(folder: Path, searched: dict[str, dict]) -> dict[str, str]:
     """An index for each language: half of the weight, and the number of matches is right. searched:
-    a section, and words that are to find it as if they stood in its title. After the build of the
-    first language there is nothing of the other."""
+    tools/site/searched.yml. After the build of the first language there is nothing of the other."""
     index = json.loads((folder / "search_index.json").read_text(encoding="utf-8"))
+    left_out = searched["left_out"]
+    index["config"]["words"] = {  # for search.js
+        "phrases": "|".join(sorted(left_out["zh"].split(), key=len, reverse=True)),
+        "leftOut": [*left_out["en"].split(), *left_out["characters"]],
+        "said": list(searched["said"].items()),
+    }
     index["config"]["fields"]["tags"]["boost"] = 2 * index["config"]["fields"]["title"]["boost"]
     parts = {}
     for language, spoken in (("zh", ["zh", "en"]), ("en", ["en"])):
@@ -277,9 +282,9 @@ def split_index(folder: Path, searched: dict[str, str]) -> dict[str, str]:
             for doc in index["docs"]
             if doc["location"].startswith("en/") == bool(prefix)
         }
-        for place, words in searched.items() if sections else ():
+        for place, words in searched["sections"].items() if sections else ():
             if place not in sections:
-                raise SiteError(f"mkdocs.yml, searched: {prefix}{place} is not there")
+                raise SiteError(f"tools/site/searched.yml: {prefix}{place} is not there")
             sections[place]["tags"] = words.split()
         part = {"config": {**index["config"], "lang": spoken}, "docs": [*sections.values()]}
         text = parts[language] = json.dumps(part, ensure_ascii=False, separators=(",", ":"))

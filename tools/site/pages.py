@@ -12,6 +12,7 @@ from ..benchmark.table import tables
 from .approaches import differing, overview
 from .codealong import difference
 from .forms import END, Directive, SiteError, by_hand, directive
+from .ran import line as ran
 from .source import ROOT, Source, read, translated
 from .verdicts import verdict
 
@@ -61,9 +62,11 @@ def diff(path: str, found: Directive, language: str) -> list[str]:
 
 def table(path: str, language: str, key: str = "") -> list[str]:
     """A result of the benchmark, or the rows of the chapter `key`; or a file of Markdown, or its
-    part from <!-- key --> on; or what approaches.py makes."""
+    part from <!-- key --> on; or what approaches.py or ran.py makes."""
     if path.endswith("approaches.py"):
         return differing(language) if key else overview(language)
+    if path.endswith("ran.py"):
+        return [ran(language, "gpu.md")]
     if path.endswith(".json"):
         return tables(ROOT / path, language, key)
     text = (ROOT / path).read_text(encoding="utf-8")
@@ -117,6 +120,10 @@ def whole(text: str, page: str) -> str:
     return "\n".join(lines)
 
 
+# In a README, where a link with a title would be one that readers see.
+RAN = re.compile(r"(<!-- made by tools/site/ran\.py -->\n\n).*?(?=\n\n<!-- end -->)", re.S)
+
+
 def stale() -> dict[Path, str]:
     """The pages that are no longer whole, and what they should be."""
     pages = {}
@@ -128,6 +135,12 @@ def stale() -> dict[Path, str]:
             raise SiteError(f"{path.relative_to(ROOT)}: {error}") from None
         if new != text:
             pages[path] = new
+    for name, language in (("README.md", "en"), ("README.zh-CN.md", "zh")):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        shown = ran(language, f"docs/{language}/gpu.md")
+        new = RAN.sub(lambda found: found[1] + shown, text)  # noqa: B023
+        if new != text:
+            pages[ROOT / name] = new
     return pages
 
 
