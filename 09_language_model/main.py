@@ -43,8 +43,8 @@ import zlib
 from argparse import Namespace
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
@@ -79,8 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     here = Path(__file__).resolve().parent.name
     add("--val", type=Path, metavar="DIR", help="else the last twentieth of --data")
     add("--text-key", default="text", metavar="KEY", help="of a line of jsonl")
-    a_file = "of the library tokenizers, as JSON; without it bytes are the tokens"
-    add("--tokenizer", type=Path, metavar="FILE", help=a_file)
+    add("--tokenizer", type=Path, metavar="FILE", help="JSON of tokenizers; else bytes")
     add("--end-token", default="<|endoftext|>", help="the tokenizer's, after a text")
     kept = "folder for the tokens of --data, which are made once"
     add("--tokens", type=Path, default="runs/tokens", metavar="DIR", help=kept)
@@ -89,6 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--heads", type=int, default=12, help="of attention, that divide the width")
     add("--key-heads", type=int, default=0, help="of keys and values; 0: as --heads")
     add("--context", type=int, default=1024, help="tokens of a sequence")
+    add("--weights", type=Path, metavar="FILE", help="to begin with, else random ones")
     add("--steps", type=int, default=5000, help="of the optimizer, in the whole run")
     add("--batch-size", type=int, default=64, help="sequences a step, over all ranks")
     add("--accumulate", type=int, default=1, help="micro-batches that make a step")
@@ -102,13 +102,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--sequence", type=int, default=1, help="ranks that divide each sequence")
     add("--tensor", type=int, default=1, help="ranks that divide each layer")
     add("--output-dir", type=Path, default=f"runs/{here}", help="log, checkpoints")
-    add(
-        "--resume", action="store_true", help="go on from --output-dir, if it has a run"
-    )
+    goes_on = "go on with the run in --output-dir, if any; or from the checkpoint PATH"
+    add("--resume", metavar="PATH", nargs="?", const="", help=goes_on)
     add("--save-minutes", type=float, default=15, help="between checkpoints")
     add("--keep", type=int, default=2, help="newest checkpoints to keep; 0: all")
     add("--eval-steps", type=int, default=500, help="between evaluations, which save")
     add("--eval-windows", type=int, default=2000, help="of them, at most")
+    add("--evaluate", action="store_true", help="evaluate, and do not train")
     add("--sample", type=int, default=200, help="tokens to write at the end")
     add("--seed", type=int, default=0, help="for weights and order")
     add("--print-freq", type=int, default=20, help="steps between two lines of the log")
@@ -194,7 +194,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int, key_heads: int) -> None:
         super().__init__()
         hidden = 64 * math.ceil(width * 8 / 3 / 64)
-        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.norm1, self.norm2 = nn.RMSNorm(width, 1e-6), nn.RMSNorm(width, 1e-6)
         self.attention = Attention(width, heads, key_heads)
         self.gate = nn.Linear(width, hidden, bias=False)
         self.up = nn.Linear(width, hidden, bias=False)
@@ -215,10 +215,9 @@ class Model(nn.Module):
         super().__init__()
         self.half = width // heads // 2
         self.tokens = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(
-            Block(width, heads, key_heads) for _ in range(layers)
-        )
-        self.norm = nn.RMSNorm(width)
+        blocks = [Block(width, heads, key_heads) for _ in range(layers)]
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.RMSNorm(width, 1e-6)
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
@@ -250,13 +249,11 @@ def divide_model(
     divide = partial(fully_shard, mesh=weights[sides])  # [dist] among the parts
 
     for name in ("tokens", "norm", "head"):
-        initialize(args, name, model.get_submodule(name))
-        model.get_submodule(name).to(weights.device_type)
+        initialize(args, name, model.get_submodule(name), weights.device_type)
     if args.tensor > 1:
         split_layers(model, weights["tensor"])
     for number, block in enumerate(model.blocks):
-        initialize(args, f"blocks.{number}", block)
-        block.to(weights.device_type)
+        initialize(args, f"blocks.{number}", block, weights.device_type)
         if args.sequence > 1:
             block.attention.group = work.get_group("sequence")  # [dist]
         if args.tensor > 1:
@@ -272,7 +269,7 @@ def build_optimizer(args: Namespace, model: nn.Module) -> Optimizer:
     """Matrices decay; norms and the embedding do not."""
     matrices, others = [], []
     for name, weight in model.named_parameters():
-        decays = weight.dim() > 1 and not name.startswith("tokens.")
+        decays = weight.dim() > 1 and "tokens." not in name
         (matrices if decays else others).append(weight)
     groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     return AdamW(groups, args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
@@ -402,7 +399,7 @@ def main(argv: list[str] | None = None) -> None:
     # Before the process group, which would not wait for hours.
     train_set, val_set, coder = build_data(args, rank, world_size)
     run = describe_run(args, train_set, val_set, coder)
-    saved = newest_checkpoint(args, run)  # {} for a new run
+    saved = find_checkpoint(args, run)  # {} for a new run
 
     device = setup_device(local_rank)
     # Waits for all ranks, which meet at torchrun's MASTER_ADDR and MASTER_PORT.
@@ -421,9 +418,12 @@ def main(argv: list[str] | None = None) -> None:
     log_start(log_file, args, device, sides, saved, model, train_set)
 
     # A round trains until an evaluation is due or the ranks save; then it evaluates.
-    catch_signals()
+    catch_signals(args)
     done, evaluated, stop = saved.get("step", 0), saved.get("evaluated", True), False
-    while not stop and (done < args.steps or not evaluated):
+    if args.evaluate:
+        scores = evaluate(args, model, val_set, coder, work)
+        log(log_file, "eval", place_of(args, done, train_set) | scores)
+    while not (args.evaluate or stop) and (done < args.steps or not evaluated):
         save = False
         if evaluated or done % args.eval_steps and done < args.steps:
             until = min(args.steps, done - done % args.eval_steps + args.eval_steps)
@@ -437,7 +437,7 @@ def main(argv: list[str] | None = None) -> None:
             evaluated = save = True
         if save or stop:
             save_checkpoint(args, run, model, optimizer, done, evaluated)
-    if not stop:
+    if not (args.evaluate or stop):
         export(args, run, model)  # one file for all who use it
         print_sample(args, model, val_set, coder, work)
     log(log_file, "stopped" if stop else "end", place_of(args, done, train_set))
@@ -489,6 +489,7 @@ def check_flags(args: Namespace, world_size: int) -> Sides:
         ("--layers", args.layers, 1, math.inf),
         ("--heads", args.heads, 1, math.inf),
         ("--key-heads", args.key_heads, 0, args.heads),
+        ("--synthetic", 1 if args.data else args.synthetic, 1, math.inf),
         ("--context", args.context, 2, math.inf),
         ("--steps", args.steps, 1, math.inf),
         ("--batch-size", args.batch_size, 1, math.inf),
@@ -509,8 +510,11 @@ def check_flags(args: Namespace, world_size: int) -> Sides:
     ):
         if not (least <= value <= most and math.isfinite(value)):  # nan is not, either
             fail(f"{flag} {value} is out of range: use {least} to {most}")
-    if args.val and args.synthetic:
+    if args.val and not args.data:
         fail("--val goes with --data: of --synthetic the last twentieth is evaluated")
+    if args.evaluate and args.resume is None and not args.weights:
+        fail("--evaluate needs weights: add --resume, --resume PATH or --weights")
+    check_folders(args)
 
     taken = args.replicas * args.sequence * args.tensor
     shard = args.shard or max(1, world_size // taken)
@@ -527,6 +531,22 @@ def check_flags(args: Namespace, world_size: int) -> Sides:
         sizes = f"use {lower} or {lower + share}"
         fail(f"--batch-size must be a multiple of {share} ({told}): {sizes}")
     return Sides(args.replicas, shard, args.sequence, args.tensor)
+
+
+def check_folders(args: Namespace) -> None:
+    """Fail where a folder of text holds what is not to be trained on, or where the run
+    would write over the weights that it begins with."""
+    out = args.output_dir.resolve()
+    written = [out, out / "model.safetensors", out / "model.pt"]
+    if args.weights and args.weights.resolve() in written and not args.evaluate:
+        fail(f"--weights {args.weights} would be overwritten: use another --output-dir")
+    folders = {"--val": args.val, "--output-dir": args.output_dir}
+    inside = {flag: path.resolve() for flag, path in folders.items() if path}
+    for flag, path in inside.items() if args.data else ():
+        if path.is_relative_to(args.data.resolve()):
+            fail(f"{flag} {folders[flag]} lies in --data: name a folder beside it")
+    if args.val and args.data.resolve().is_relative_to(inside["--val"]):
+        fail(f"--data {args.data} lies in --val: name a folder beside it")
 
 
 def build_meshes(device: torch.device, sides: Sides) -> tuple[DeviceMesh, DeviceMesh]:
@@ -594,16 +614,18 @@ def check_enough(args: Namespace, train_set: Windows, val_set: Windows) -> None:
     """Fail where a pass would have no step, or an evaluation nothing to do."""
     if len(train_set) < args.batch_size:
         told = f"the text has {len(train_set)} sequences of {args.context} tokens"
-        fail(f"{told} to train on, fewer than --batch-size {args.batch_size}")
+        told = f"{told} to train on, fewer than --batch-size {args.batch_size}"
+        fail(f"{told}: use more text, or a smaller --batch-size or --context")
     if not len(val_set):
-        fail(f"the text to evaluate is shorter than --context {args.context}")
+        fail(f"the text to evaluate is shorter than --context {args.context}: add some")
 
 
 def check_ranks(args: Namespace, run: dict, saved: dict) -> None:
     """Fail if the ranks have other flags, text or checkpoints than one another."""
     mine = {f"--{flag}".replace("_", "-"): value for flag, value in vars(args).items()}
-    mine |= {"checkpoint": str(saved), **run}
+    mine |= {"checkpoint": str(saved), "size of weights": sizes_of(args.weights), **run}
     may_differ = {"--data", "--val", "--tokens", "--tokenizer", "--output-dir"}
+    may_differ |= {"--resume", "--weights"}  # by machine
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, mine)  # [dist] unequal ranks would train in silence
     for name in sorted(mine.keys() - may_differ):
@@ -612,12 +634,18 @@ def check_ranks(args: Namespace, run: dict, saved: dict) -> None:
             fail(f"ranks differ in {name}: {values[0]:.200} and {values[1]:.200}")
 
 
-def initialize(args: Namespace, name: str, module: nn.Module) -> None:
-    """Draw the weights of a module that has none yet, each by a seed of its own: they
-    are the same on all ranks, and no rank needs more than one module's."""
+def initialize(
+    args: Namespace, name: str, module: nn.Module, device: str = "cpu"
+) -> None:
+    """Read the weights of a module that has none yet, or draw them, each by a seed of
+    its own: they are the same on all ranks, and no rank needs more than one module's.
+    Then they go to the device."""
     module.to_empty(device="cpu")  # whose random numbers are the same everywhere
     generator = torch.Generator()
     for own, weight in module.named_parameters():
+        if args.weights:
+            weight.data.copy_(read_weight(args.weights, f"{name}.{own}", weight.shape))
+            continue
         if weight.dim() == 1:
             nn.init.ones_(weight)  # of a norm
             continue
@@ -626,6 +654,50 @@ def initialize(args: Namespace, name: str, module: nn.Module) -> None:
         adds = own.endswith(("out.weight", "down.weight"))
         deviation = 0.02 / math.sqrt(2 * args.layers if adds else 1)
         nn.init.normal_(weight, 0, deviation, generator=generator)
+    module.to(device)
+
+
+def sizes_of(path: Path | None) -> list[int]:
+    """Of the files of --weights, by their names: one, or a folder's safetensors."""
+    try:
+        return [file.stat().st_size for file in weight_files(path)] if path else []
+    except OSError as error:
+        fail(f"cannot read --weights {path}: {error}")
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The file, or those of the folder."""
+    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+
+
+@cache
+def open_weights(path: Path) -> dict[str, Callable[[str], Tensor]]:
+    """What reads a tensor, by its name, of a file that `export` has written. Nothing is
+    read before that."""
+    readers = {}
+    try:
+        for file in weight_files(path):
+            if file.suffix == ".safetensors":
+                from safetensors import safe_open
+
+                tensors = safe_open(file, "pt")
+                readers |= dict.fromkeys(tensors.keys(), tensors.get_tensor)
+            else:
+                tensors = torch.load(file, "cpu", mmap=True, weights_only=True)
+                readers |= dict.fromkeys(tensors, tensors.__getitem__)
+    except Exception as error:  # of many kinds
+        fail(f"cannot read --weights {path}: {error!r:.200}")
+    return readers
+
+
+def read_weight(path: Path, name: str, shape: torch.Size) -> Tensor:
+    """A tensor of --weights. Fails if it has none of this shape."""
+    reader = open_weights(path).get(name)
+    found = reader(name) if reader else None
+    if found is None or found.shape != shape:
+        had = f"it has {[*found.shape]}" if reader else "it has none"
+        fail(f"--weights {path}: {name} must have the shape {[*shape]}, and {had}")
+    return found
 
 
 def my_places(args: Namespace, work: DeviceMesh) -> Tensor:
@@ -672,7 +744,7 @@ def build_data(
     """Windows to train on and to evaluate, and what makes text of tokens. All ranks
     need the same ones."""
     coder = build_coder(args)
-    if args.synthetic:
+    if not args.data:
         row = Row([synthetic_text(args.synthetic)], 1)
     else:
         row = tokenized(args, args.data, coder, rank, world_size)
@@ -786,18 +858,25 @@ class FileCoder(Coder):
         try:
             data = path.read_bytes()
             self.tokenizer = Tokenizer.from_buffer(data)
+            self.tokenizer.no_truncation()  # such files may cut each text at 512
+            self.tokenizer.no_padding()
         except Exception as error:  # of the library's own kind
             fail(f"cannot read --tokenizer {path}: {error}")
         self.end = self.tokenizer.token_to_id(end)
         if self.end is None:
             fail(f"{path} has no token {end!r}: name another by --end-token")
-        self.size = self.tokenizer.get_vocab_size()
+        # Its numbers may have gaps, so their count may be less than the largest one.
+        self.size = max(self.tokenizer.get_vocab().values()) + 1
         self.width = 2 if self.size <= 1 << 16 else 4
         self.digest = hashlib.sha256(data + end.encode()).hexdigest()[:16]
 
     def encode(self, texts: list[str]) -> bytes:
         row = array("H" if self.width == 2 else "I")
-        for found in self.tokenizer.encode_batch(texts, add_special_tokens=False):
+        try:
+            all_found = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        except Exception as error:  # a character that it does not know, for instance
+            fail(f"--tokenizer cannot encode a text: {error}")
+        for found in all_found:
             row.extend(found.ids)
             row.append(self.end)
         return row.tobytes()
@@ -856,9 +935,9 @@ def tokenized(
             time.sleep(0.2)
             if time.monotonic() > said + 60:
                 said = time.monotonic()
-                print(
-                    f"rank {rank} waits for {target}/{number:05}.json of another rank"
-                )
+                missing = target / f"{number:05}.json"
+                hint = "it makes it now, or has other text or another --tokens folder"
+                print(f"rank {rank} waits for {missing} of another rank: {hint}")
     return open_row(target, parts, coder.width)
 
 
@@ -875,7 +954,7 @@ def list_parts(folder: Path) -> list[list[tuple[Path, int]]]:
         fail(f"there is no folder {folder}: --data and --val are folders of text")
     parts, filled = [], PART
     for path in sorted(folder.rglob("*")):
-        if path.name.removesuffix(".gz").endswith(KINDS) and path.is_file():
+        if is_text(path.name) and path.is_file():
             if filled >= PART:
                 parts.append([])
                 filled = 0
@@ -886,51 +965,74 @@ def list_parts(folder: Path) -> list[list[tuple[Path, int]]]:
     return parts
 
 
+def is_text(name: str) -> bool:
+    """Whether a file with this name holds text."""
+    return name.removesuffix(".gz").endswith(KINDS)
+
+
 def write_part(
     args: Namespace, paths: list[Path], coder: Coder, target: Path, number: int
 ) -> None:
     """Tokenize files into one; beside it, last, its size and checksum as JSON."""
     checksum, size = 0, 0
     temporary = target / f"{number:05}.{os.getpid()}.tmp"
-    with temporary.open("wb") as file:
-        found = (text for path in paths for text in texts_of(path, args.text_key))
-        while texts := list(islice(found, 1000)):
-            data = coder.encode(texts)
-            checksum, size = zlib.crc32(data, checksum), size + len(data)
-            file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(target / f"{number:05}.bin")
-    temporary.write_text(json.dumps({"size": size, "checksum": checksum}))
-    temporary.replace(target / f"{number:05}.json")
+    try:
+        with temporary.open("wb") as file:
+            found = (text for path in paths for text in texts_of(path, args.text_key))
+            while texts := list(islice(found, 1000)):
+                data = coder.encode(texts)
+                checksum, size = zlib.crc32(data, checksum), size + len(data)
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target / f"{number:05}.bin")
+        temporary.write_text(json.dumps({"size": size, "checksum": checksum}))
+        temporary.replace(target / f"{number:05}.json")
+    finally:
+        temporary.unlink(missing_ok=True)  # the disk may be full
 
 
 def texts_of(path: Path, key: str) -> Iterator[str]:
     """The texts of a file: the lines of jsonl, those of each file in a tar, or one."""
     try:
-        opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rb") as file:
-            yield from texts_in(file, path.name.removesuffix(".gz"), key)
-    except (ValueError, KeyError, TypeError, EOFError, tarfile.TarError) as error:
-        fail(f"cannot read text of {path}: {error!r:.200}")
+        with path.open("rb") as file:
+            yield from texts_in(file, path.name, key)
+    except Exception as error:  # tar, gzip, disk and text have their own kinds
+        fail(f"cannot read text of {path}: {error or type(error).__name__}")
 
 
 def texts_in(file: Any, name: str, key: str) -> Iterator[str]:
     """The same, of an open file with this name."""
+    if name.endswith(".gz"):
+        file, name = gzip.open(file), name.removesuffix(".gz")
     if name.endswith(".tar"):
         with tarfile.open(fileobj=file, mode="r|") as archive:  # read once, in order
             for member in archive:
-                if member.isfile() and member.name.endswith(KINDS[:3]):
+                if member.isfile() and is_text(member.name):
                     yield from texts_in(archive.extractfile(member), member.name, key)
     elif name.endswith(".jsonl"):
         for number, line in enumerate(file, 1):
-            row = json.loads(line) if line.strip() else {key: ""}
-            if not isinstance(row, dict) or not isinstance(row.get(key), str):
-                raise ValueError(f"line {number} of {name} has no text {key!r}")
-            if row[key]:
-                yield row[key]
+            text = (
+                text_of(line, key, f"line {number} of {name}") if line.strip() else ""
+            )
+            if text:
+                yield text
     else:
-        yield file.read().decode()
+        try:
+            text = file.read().decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{name} is not UTF-8: {error}") from None
+        yield text
+
+
+def text_of(line: bytes, key: str, where: str) -> str:
+    """That of a line of jsonl."""
+    try:
+        text = json.loads(line)[key]
+        text.encode()  # fails for half a character, such as \\ud83d
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{where} has no text {key!r}, {error!r:.100}") from None
+    return text
 
 
 def open_row(target: Path, parts: list, width: int) -> Row:
@@ -998,7 +1100,7 @@ class Meetings:
         return due > 0, asked > 0
 
 
-def catch_signals() -> None:
+def catch_signals(args: Namespace) -> None:
     """From now on a signal to stop is only noted: the ranks stop together, where they
     meet. A second one changes nothing: launcher and cluster may send one each."""
 
@@ -1007,14 +1109,14 @@ def catch_signals() -> None:
 
     ASKED_TO_STOP.clear()
     for stop_signal in STOP_SIGNALS:
-        signal.signal(stop_signal, note)
+        signal.signal(stop_signal, signal.SIG_DFL if args.evaluate else note)
 
 
 # ---- the log ----
 def open_log(args: Namespace) -> TextIO:
     """The log, locked until this process ends: one run at a time writes into a folder.
     Fails if it holds a run that this one does not continue."""
-    path = args.output_dir / "metrics.jsonl"
+    path = args.output_dir / ("evaluate.jsonl" if args.evaluate else "metrics.jsonl")
     try:
         args.output_dir.mkdir(parents=True, exist_ok=True)
         if path.is_fifo():  # whose reader would be waited for
@@ -1022,6 +1124,8 @@ def open_log(args: Namespace) -> TextIO:
         file = path.open("a", buffering=1)  # a line at a time
     except OSError as error:
         fail(f"cannot write {path}: {error}")
+    if args.evaluate:
+        return file
 
     # The lock is lost, without a word, when this process opens the file once more and
     # closes it: nothing else may open it.
@@ -1032,8 +1136,10 @@ def open_log(args: Namespace) -> TextIO:
     except OSError as error:  # some file systems of clusters have no locks
         print(f"cannot lock {path} ({error}): start no second run in its folder")
     holds_run = file.tell() or os.path.lexists(args.output_dir / RECORD)
-    if holds_run and not args.resume:
-        hint = "use --resume, or another --output-dir"
+    if args.resume and folder_to_resume(args).resolve() == args.output_dir.resolve():
+        holds_run = True  # whose record this one would write anew
+    if holds_run and args.resume != "":
+        hint = "use --resume without PATH, or another --output-dir"
         fail(f"{args.output_dir} holds a run: {hint}")
     return file
 
@@ -1067,10 +1173,13 @@ def log_start(
     """The first row of the log: what is trained, on how much, divided how."""
     if file is None:
         return
-    parameters = sum(weight.numel() for weight in model.parameters())
-    own = 0
+    parameters, kept = 0, 0
     for weight in model.parameters():
-        own += (weight.to_local() if isinstance(weight, DTensor) else weight).numel()
+        own = weight.to_local() if isinstance(weight, DTensor) else weight
+        parameters += weight.numel()
+        # Weight, gradient and two averages of Adam, in float32. Beside them come
+        # activations, and one block as a whole.
+        kept += own.numel() * (16 if weight.requires_grad else 4)
     a_step, groups = tokens_of(args, 1), sides.replicas * sides.shard
     start = {
         **place_of(args, saved.get("step", 0), train_set),
@@ -1080,9 +1189,7 @@ def log_start(
         "world_size": dist.get_world_size(),
         **sides._asdict(),
         "parameters": parameters,
-        # Weight, gradient and two averages of Adam, in float32. Beside them come
-        # activations, and one block as a whole.
-        "megabytes_per_rank": 16 * own / 1e6,
+        "megabytes_per_rank": kept / 1e6,
         "tokens": len(train_set) * args.context,
         "tokens_per_step": a_step,
         "tokens_per_micro_batch": a_step // groups // args.accumulate // args.sequence,
@@ -1090,7 +1197,7 @@ def log_start(
         "args": vars(args),
     }
     log(file, "start", start)
-    if saved and saved["step"] >= args.steps:
+    if saved and saved["step"] >= args.steps and not args.evaluate:
         print(f"nothing to train: all {args.steps} steps are done")
 
 
@@ -1140,24 +1247,31 @@ def describe_run(
     }
 
 
-def read_record(args: Namespace) -> dict:
-    """What this run has saved: "whole", newest first, and "begun", the step of a save
-    that may not have ended. Nothing else is ever removed. Fails if it is damaged."""
-    path = args.output_dir / RECORD
+def read_record(folder: Path) -> dict:
+    """What the run of a folder has saved: "whole", newest first, and "begun", the step
+    of a save that may not have ended. Nothing else is ever removed. Fails if it is
+    damaged."""
+    path = folder / RECORD
     if not os.path.lexists(path):
         return {"whole": [], "begun": 0}
     try:
         record = json.loads(path.read_text())
-        steps = [record["begun"], *(one["step"] for one in record["whole"])]
-        if any(type(step) is not int or step < 0 for step in steps) or 0 in steps[1:]:
+        begun, steps = record["begun"], [one["step"] for one in record["whole"]]
+        if any(type(step) is not int or step < 0 for step in [begun, *steps]):
             raise ValueError("a step is out of range")
+        if 0 in steps or begun in steps:  # what is begun will be removed
+            raise ValueError("a step is begun, or 0, and whole")
         for one in record["whole"]:
             if not (one["files"] and isinstance(one["run"], dict)):
                 raise ValueError("a checkpoint is not described")
             for name, (size, checksum) in one["files"].items():
                 if not re.fullmatch(r"\.metadata|__\d+_\d+\.distcp", name):
                     raise ValueError(f"{name!r} is no file of a checkpoint")
-                int(size), int(checksum), bool(one["evaluated"])
+                int(size), int(checksum)
+            if type(one["evaluated"]) is not bool:
+                raise ValueError("whether it is evaluated is not known")
+    except RecursionError:
+        fail(f"{path} is damaged: name another --output-dir")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         fail(f"{path} is damaged, {error!r:.150}: name another --output-dir")
     return record
@@ -1183,17 +1297,35 @@ def folder_of(args: Namespace, step: int) -> Path:
     return args.output_dir / f"step{step}"
 
 
-def newest_checkpoint(args: Namespace, run: dict) -> dict:
-    """What the record says of the newest whole one, or {} to begin anew. Fails if this
-    run would misread it."""
-    whole = read_record(args)["whole"] if args.resume else []
-    if not whole:
+def folder_to_resume(args: Namespace) -> Path:
+    """That of the run: PATH of --resume is one, or a checkpoint in it."""
+    path = Path(args.resume or args.output_dir)
+    return path.parent if args.resume and is_checkpoint(path) else path
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path names one by its last part."""
+    return re.fullmatch(r"step\d+", path.name) is not None
+
+
+def find_checkpoint(args: Namespace, run: dict) -> dict:
+    """What the record says of the one that --resume names, or {} to begin anew. Fails
+    if this run would misread it."""
+    if args.resume is None:
         return {}
+    folder, path = folder_to_resume(args), Path(args.resume)
+    whole = read_record(folder)["whole"]
+    if args.resume and is_checkpoint(path):
+        whole = [one for one in whole if f"step{one['step']}" == path.name]
+    if not whole and (args.resume or args.evaluate):
+        fail(f"--resume: {folder / RECORD} names no checkpoint {args.resume}".rstrip())
+    if not whole:
+        return {}  # the first start of a job that is always started by the same line
     saved = whole[0]
-    for name, value in run.items():
+    for name in ("model", "tokenizer") if args.evaluate else run:
         before = saved["run"].get(name)
-        if before != value:
-            fail(f"--resume: {name}: was {before!r}, and is {value!r} now")
+        if before != run[name]:
+            fail(f"--resume: {name}: was {before!r}, and is {run[name]!r} now")
     return saved
 
 
@@ -1208,7 +1340,7 @@ def save_checkpoint(
     """On all ranks: each writes its parts, in a folder that the record names as whole
     only when all have. A kill, at any time, leaves the one before."""
     rank, folder = dist.get_rank(), folder_of(args, step)
-    record = read_record(args) if rank == 0 else {"whole": []}
+    record = read_record(args.output_dir) if rank == 0 else {"whole": []}
     told = [bool(record["whole"]) and record["whole"][0]["step"] == step]
     dist.broadcast_object_list(told, src=0)  # [dist]
     if not told[0]:
@@ -1218,8 +1350,10 @@ def save_checkpoint(
         try:
             dcp.save(state_of(model, optimizer), checkpoint_id=folder)  # [dist]
             files = checksums(folder, f"__{rank}_*.distcp")
-        except Exception as error:  # of many kinds
-            fail(f"cannot save {folder}: {error!r:.300}")
+        except (Exception, dcp.CheckpointException) as error:
+            # Of a full disk torch says no more than "unexpected pos".
+            room = f"{shutil.disk_usage(args.output_dir).free / 1e6:.1f} MB are free"
+            fail(f"cannot save {folder}, where {room}: {reason(error)}")
         found = [None] * dist.get_world_size()
         dist.all_gather_object(found, files)  # [dist] also: all have written
         if rank == 0:
@@ -1240,6 +1374,13 @@ def save_checkpoint(
             shutil.rmtree(folder_of(args, old["step"]), ignore_errors=True)
 
 
+def reason(error: BaseException) -> str:
+    """What failed. dcp's own kind, which is no Exception, holds one for each rank."""
+    for first, _ in getattr(error, "failures", {}).values():
+        return f"{first!r:.300}"
+    return f"{error!r:.300}"
+
+
 def clear(args: Namespace, record: dict, step: int) -> None:
     """Make room for a checkpoint, which the record names before it is begun; remove one
     that was not finished. Fails where the folder is not of this run."""
@@ -1255,9 +1396,12 @@ def checksums(folder: Path, pattern: str) -> dict[str, list[int]]:
     found = {}
     for path in folder.glob(pattern):
         checksum, size = 0, 0
-        with path.open("rb") as file:
-            while data := file.read(1 << 24):
-                checksum, size = zlib.crc32(data, checksum), size + len(data)
+        try:
+            with path.open("rb") as file:
+                while data := file.read(1 << 24):
+                    checksum, size = zlib.crc32(data, checksum), size + len(data)
+        except OSError as error:
+            fail(f"cannot read {path}: {error}")
         found[path.name] = [size, checksum]
     return found
 
@@ -1276,7 +1420,7 @@ def restore(
     Fails if a file is not as it was written."""
     if not saved:
         return
-    folder, rank = folder_of(args, saved["step"]), dist.get_rank()
+    folder, rank = folder_to_resume(args) / f"step{saved['step']}", dist.get_rank()
     names = sorted(saved["files"])
     for name in names[rank :: dist.get_world_size()]:  # [dist] each looks at some
         if checksums(folder, name) != {name: saved["files"][name]}:
@@ -1284,7 +1428,10 @@ def restore(
     dist.barrier()  # [dist] all are whole
     check_metadata(folder / ".metadata")
     state = state_of(model, optimizer)
-    dcp.load(state, checkpoint_id=folder)  # [dist] into the tensors that are there
+    try:
+        dcp.load(state, checkpoint_id=folder)  # [dist] into the tensors that are there
+    except (Exception, dcp.CheckpointException) as error:
+        fail(f"cannot load {folder}: {reason(error)}")
     settings = states.get_optimizer_state_dict(model, optimizer)["param_groups"]
     averages = {"state": state["optimizer"], "param_groups": settings}
     states.set_optimizer_state_dict(model, optimizer, averages)
@@ -1378,31 +1525,36 @@ def print_sample(
     prompt = val_set[0][: max(1, args.context // 4)].tolist()
     written = sample(args, model, prompt, coder, work)
     if dist.get_rank() == 0 and written:
-        print(f"{coder.decode(prompt)}[...]{coder.decode(written)}")
+        told = f"{coder.decode(prompt)}[...]{coder.decode(written)}"
+        try:
+            print(told, flush=True)
+        except UnicodeEncodeError:  # what prints may not know all characters
+            print(told.encode("ascii", "replace").decode())
+        except OSError as error:
+            fail(f"cannot write to stdout: {error}")
 
 
 def export(args: Namespace, run: dict, model: nn.Module) -> None:
     """All weights as one file, which a plain `Model` reads. All ranks gather."""
     options = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = states.get_model_state_dict(
-        model, options=options
-    )  # on rank 0; elsewhere nothing
+    # On rank 0; elsewhere it is empty.
+    state = states.get_model_state_dict(model, options=options)
     if dist.get_rank() > 0:
         return
     try:
         from safetensors.torch import save_file
 
-        path, save = (
-            args.output_dir / "model.safetensors",
-            partial(save_file, metadata=run),
-        )
+        path = args.output_dir / "model.safetensors"
+        save = partial(save_file, metadata=run | {"format": "pt"})
     except ImportError:
         path, save = args.output_dir / "model.pt", torch.save
     temporary = path.with_suffix(".tmp")
     try:
+        temporary.unlink(missing_ok=True)  # a link would be written through
         save(state, temporary)
         temporary.replace(path)
     except Exception as error:  # a full disk is one kind for each library
+        temporary.unlink(missing_ok=True)
         fail(f"cannot save {path}: {error!r:.200}")
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from crew import Crew
 from harness import ROOT, events, load_chapter, rows
-from refusals import Bomb
+from refusals import Bomb, snapshot
 from run_log import read_run
 from test_language_model import (
     LM,
@@ -228,6 +228,9 @@ DAMAGE = {
     "begun": lambda text: text.replace('"begun": 0', '"begun": "../other"'),
     "file": lambda text: text.replace("__0_0.distcp", "../../x"),
     "no list": lambda text: "[]",
+    "begun and whole": lambda text: text.replace('"begun": 0', '"begun": 5'),
+    "evaluated": lambda text: text.replace('"evaluated": true', '"evaluated": "no"'),
+    "deep": lambda text: "[" * 99999,
 }
 
 
@@ -256,6 +259,66 @@ def test_another_run(case: str, crew: Crew, copy_of: Path) -> None:
     assert line.startswith("error: --resume: ") and words in line
 
 
+def test_record_of_another_model(crew: Crew, copy_of: Path) -> None:
+    """Edited by hand, so that it says what the checkpoint is not."""
+    path = copy_of / "checkpoints.json"
+    path.write_text(path.read_text().replace("2 layers", "3 layers"))
+    assert "cannot load" in no_resume(crew, copy_of, "--layers", "3")
+
+
+def test_from_another_folder(crew: Crew, finished: Path, tmp_path: Path) -> None:
+    """--resume PATH: a new run goes on from a checkpoint of another one, which stays as it is; and
+    from the newest, if PATH is the run's folder."""
+    argv, before = ARGV[:-1], snapshot(finished)  # without --resume
+    train(crew, 2, [*argv, "--output-dir", tmp_path / "a", "--resume", finished / "step4"])
+    assert furthest(weights_of(tmp_path / "a"), weights_of(finished)) < 1e-10
+    assert [row["step"] for row in rows(tmp_path / "a", "start")] == [4]
+    longer = [*argv, "--steps", "6", "--output-dir", tmp_path / "b", "--resume", finished]
+    train(crew, 1, longer)
+    assert [row["step"] for row in rows(tmp_path / "b", "start")] == [5]
+    assert snapshot(finished) == before
+    for folder, path in (
+        (tmp_path / "b", finished),
+        (finished, finished / "step4"),
+        (finished, finished),
+    ):
+        words = [*argv, "--output-dir", folder, "--resume", path]
+        assert "holds a run: use --resume without PATH" in refused(crew, words, 1, tmp_path)[0]
+    words = [*argv, "--output-dir", tmp_path / "c", "--resume", finished / "step3"]
+    assert "names no checkpoint" in refused(crew, words, 1, tmp_path)[0]
+
+
+def test_evaluated(crew: Crew, finished: Path, tmp_path: Path) -> None:
+    """--evaluate: what was logged after that step, by any checkpoint and by the exported file, on
+    other ranks and with other flags; the run's own files stay. Another model's file is a line."""
+    before = snapshot(finished)
+    losses = [row["loss"] for row in rows(finished, "eval")]
+    weights = ["--weights", finished / "model.safetensors"]
+    for flags, loss in (
+        (["--resume", finished / "step4"], losses[1]),
+        (["--resume", finished, "--sequence", "2"], losses[2]),
+        ([*weights, "--tensor", "2"], losses[2]),
+    ):
+        argv = [*ARGV[:-1], "--evaluate", "--seed", "3", "--batch-size", "6", *flags]
+        train(crew, 2, [*argv, "--output-dir", tmp_path / "new"])
+        found = events(tmp_path / "new", "evaluate.jsonl")[-2]
+        assert found["loss"] == pytest.approx(loss, rel=1e-10)
+    assert not (tmp_path / "new/metrics.jsonl").exists() and snapshot(finished) == before
+    words = [*ARGV, *weights, "--width", "64", "--output-dir", tmp_path / "other"]
+    [line] = refused(crew, words, 1, tmp_path)
+    assert "tokens.weight must have the shape [256, 64], and it has [256, 32]" in line
+
+
+def test_begins_with_weights(crew: Crew, finished: Path, tmp_path: Path) -> None:
+    """On other ranks too: its first loss is not that of random weights, and Adam begins anew."""
+    argv = [*ARGV[:-1], "--weights", finished / "model.safetensors"]
+    for ranks, flags in ((1, []), (2, ["--sequence", "2"])):
+        train(crew, ranks, [*argv, *flags, "--output-dir", tmp_path / str(ranks)])
+    assert furthest(weights_of(tmp_path / "1"), weights_of(tmp_path / "2")) < 1e-10
+    first, random = (rows(folder, "train")[0]["loss"] for folder in (tmp_path / "1", finished))
+    assert first < random - 0.1
+
+
 def test_another_folder_in_the_way(crew: Crew, copy_of: Path) -> None:
     (copy_of / "step6").mkdir()
     (copy_of / "step6/mine").write_text("")
@@ -279,23 +342,6 @@ def test_another_run_at_work(crew: Crew, copy_of: Path) -> None:
         assert process.stdout.readline() == "locked\n"
         assert "another run is at work" in no_resume(crew, copy_of)
         process.stdin.close()
-
-
-def test_full_disk(crew: Crew, copy_of: Path) -> None:
-    """A save that fails is one line, and the checkpoint before it stays."""
-    argv = [*ARGV, "--steps", "9", "--output-dir", str(copy_of)]
-    answers = crew.run(full, [str(word) for word in argv])
-    assert "cannot save" in answers[0]["exit"] and "step6" in answers[0]["exit"], answers
-    train(crew, 1, argv)
-
-
-def full(argv: list[str]) -> dict:
-    from unittest import mock
-
-    import torch.distributed.checkpoint as dcp
-
-    with mock.patch.object(dcp, "save", side_effect=OSError(28, "No space left on device")):
-        return main_as(torch.float64, argv)
 
 
 def infinite(norm: torch.Tensor) -> torch.Tensor:

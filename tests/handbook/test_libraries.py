@@ -526,49 +526,73 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-kind, folder, weights = sys.argv[1:]
-sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+kind, folder, *exported = sys.argv[1:]
+sizes = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 torch.manual_seed(0)
-if weights == "-":
+if not exported:
     config = getattr(transformers, f"{kind}Config")(**sizes, dtype="bfloat16")
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-else:
-    import math, fsdp
-    config = AutoConfig.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    model.load_state_dict(torch.load(weights))
-    inputs, targets = fsdp.collate(fsdp.make_sentences(61, seed=2))
+for path in exported:
+    import main as chapter
+    argv = "--synthetic 3000 --context 16 --weights w --batch-size 8".split()
+    args = chapter.build_parser().parse_args(argv)
+    train, val, coder = chapter.build_data(args, 0, 1)
+    windows = torch.stack([val[number] for number in range(len(val))])
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     with torch.no_grad():
-        total = fsdp.sum_of_losses(model, inputs, targets)
-    print(f"perplexity {math.exp(total / (targets != fsdp.PAD).sum()):.4f}")
+        logits = model(windows[:, :-1]).logits.flatten(0, 1)
+    loss = torch.nn.functional.cross_entropy(logits, windows[:, 1:].flatten())
+    print(f"loss {loss:.6f}")
 """
+# Ranks and flags: each is the same training as that of one rank.
+SAME_TRAINING = {
+    "Llama": [(2, "--recompute --accumulate 2"), (2, "--sequence 2")],
+    "Qwen3": [(2, "--replicas 2")],
+    "Mistral": [(2, "")],
+    "Gemma2": [(2, "--recompute")],
+}
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Mistral", "Gemma2"])
-def test_in_shards(kind: str, installed: Callable, tmp_path: Path) -> None:
-    """A model of transformers in language_model/fsdp.py: the same on one rank and on two, with
-    LoRA or without, and transformers loads what it exports. (Gemma2's embeddings are tied.)"""
-    example = ROOT / "docs/examples/tasks/language_model"
-    (tmp_path / "fsdp.py").write_text((example / "fsdp.py").read_text())
+@pytest.mark.parametrize("kind", SAME_TRAINING)
+def test_in_09(kind: str, installed: Callable, tmp_path: Path) -> None:
+    """A model of transformers in chapter 09, with LoRA or without: the same on one rank and on two,
+    and transformers loads what it exports. (Gemma2's embeddings are tied.)"""
+    (tmp_path / "main.py").write_text((ROOT / "09_language_model/main.py").read_text())
     (tmp_path / "tiny.py").write_text(TINY_MODEL)
     env = installed("transformers") | {"HF_HUB_OFFLINE": "1"}
 
-    def said(*words: object) -> list[str]:
+    def said(*words: object) -> list[float]:
         result = run_short(words, tmp_path, env=env)
         assert result.returncode == 0, result.output
-        return re.findall(r"perplexity [\d.]+", result.stdout)
+        return [
+            float(loss) for loss in re.findall(r"^(?:eval .*)?loss ([\d.]+)", result.stdout, re.M)
+        ]
 
-    said("git", "apply", "-p0", example / "transformers.diff")
-    said(sys.executable, "tiny.py", kind, "model", "-")
-    for options in ([], ["--lora", "4", "--recompute"]):
-        flags = ["fsdp.py", "--weights", "model", "--steps", "14", *options]
-        one, two = (
-            said(*TORCHRUN, n, *flags, "--folder", f"{n}{len(options)}", "--export", "model.pt")
-            for n in (1, 2)
-        )
-        assert one == two and len(two) == 2
-        assert said(sys.executable, "tiny.py", kind, "model", "model.pt") == two[-1:]
+    for name in ("transformers", "lora"):
+        said("git", "apply", "-p0", ROOT / f"docs/examples/language_model/{name}.diff")
+    said(sys.executable, "tiny.py", kind, "model")
+    argv = "main.py --weights model --synthetic 3000 --context 16 --batch-size 8 --lr 0.01"
+    argv += " --steps 10 --print-freq 1 --eval-steps 5 --sample 5"
+    for lora in ("", "--lora 4"):
+        losses = []
+        for number, (ranks, flags) in enumerate([(1, ""), *SAME_TRAINING[kind]]):
+            words = [*argv.split(), *lora.split(), *flags.split()]
+            folder = f"run{len(lora)}{number}"
+            said(*TORCHRUN, ranks, *words, "--output-dir", folder)
+            log = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").open()]
+            losses.append([row["loss"] for row in log if "loss" in row])
+        assert len(losses[0]) == 12 and losses[0][-1] < losses[0][0] - 0.1
+        for found in losses[1:]:
+            assert found == pytest.approx(losses[0], rel=1e-4)
+        assert said(sys.executable, "tiny.py", kind, "-", folder) == [
+            pytest.approx(losses[-1][-1], rel=1e-4)
+        ]
+    refused = run_short([*TORCHRUN, 2, *argv.split(), "--tensor", 2], tmp_path, env=env)
+    assert "--tensor divides the model of the chapter alone" in refused.output
+    if kind != "Llama":
+        refused = run_short([*TORCHRUN, 2, *argv.split(), "--sequence", 2], tmp_path, env=env)
+        assert f"--sequence is for Llama here, not for {kind.lower()}" in refused.output
 
 
 # LoRA beside frozen weights of 4 bits, as the page has it, computed in float32: bfloat16 rounds so

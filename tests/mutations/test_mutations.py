@@ -13,6 +13,7 @@ def files_of(mutation: Mutation) -> list[Path]:
     if mutation.test.startswith(TASKS):
         return sorted(ROOT.glob("docs/examples/tasks/*/*.py"))
     files = [*sorted(ROOT.glob("0[1-9]_*/main.py")), ROOT / "docs/overrides/main.html"]
+    files += ROOT.glob("docs/examples/language_model/*.diff")
     files += [ROOT / f"tools/{name}.py" for name in ("fits", "gpu_check", "links", "toy_imagenet")]
     files += [ROOT / f"tools/site/{name}.py" for name in ("hooks", "plain", "theme")]
     files += [ROOT / f"docs/assets/stylesheets/{name}.css" for name in ("site", "approaches")]

@@ -47,13 +47,17 @@ def counted(kind: str) -> str:
 
 def install(chapter: ModuleType) -> None:
     """Put the fault into the chapter's functions."""
-    build_datasets, batches, fsync = chapter.build_datasets, chapter.batches, os.fsync
+    names = ("build_datasets", "batches")
+    if hasattr(chapter, "micro_batches"):  # 09
+        names = ("build_data", "micro_batches")
+    build, batches = (getattr(chapter, name) for name in names)
+    fsync = os.fsync
 
     def first(*args: Any) -> Any:
         if chapter.__name__.endswith("03_multiprocessing"):  # no launcher has set it
             os.environ["RANK"] = str(multiprocessing.current_process()._identity[-1] - 1)
         strike("start")
-        return build_datasets(*args)
+        return build(*args)
 
     def counting(*args: Any) -> Any:
         for batch in batches(*args):
@@ -67,7 +71,9 @@ def install(chapter: ModuleType) -> None:
             strike(at)
         fsync(file)
 
-    chapter.build_datasets, chapter.batches, os.fsync = first, counting, half_saved
+    for name, replaced in zip(names, (first, counting), strict=True):
+        setattr(chapter, name, replaced)
+    os.fsync = half_saved
 
 
 # Not only when started: a child of mp.spawn imports this file as __mp_main__, with the parent's
