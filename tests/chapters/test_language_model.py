@@ -20,7 +20,7 @@ import numpy
 import pytest
 import torch
 from crew import Crew, call_main
-from harness import ROOT, load_chapter, rows, run
+from harness import ROOT, default_processes, load_chapter, rows, run
 from refusals import one_line
 from tiers import table
 from warm import run_warm
@@ -552,9 +552,9 @@ def test_ranks_agree(crew: Crew, tmp_path: Path) -> None:
 
 # ---- as a reader takes it ----
 def by_torchrun(words: list, folder: Path) -> tuple[int, str]:
-    """Status and output of a real launch."""
+    """Status and output of a real launch: on a GPU box, a rank on each GPU."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = run([*torchrun, "--nproc-per-node", "2", *words], folder)
+    done = run([*torchrun, "--nproc-per-node", str(default_processes()), *words], folder)
     return done.returncode, done.output
 
 
@@ -577,7 +577,8 @@ def test_alone_in_a_folder(start: Callable, crew: Crew, tmp_path: Path) -> None:
     shutil.copy(ROOT / LM / "main.py", tmp_path)
     command = ["main.py", "--synthetic", "20000"]
     command += ["--width", "32", "--layers", "1", "--heads", "2", "--context", "32", "--lr", "0.01"]
-    command += ["--batch-size", "16", "--eval-steps", "20", "--sample", "20", "--output-dir", "run"]
+    command += ["--batch-size", 8 * default_processes(), "--eval-steps", 20, "--sample", 20]
+    command = [str(word) for word in (*command, "--output-dir", "run")]
     status, said = start([*command, "--steps", "40"], tmp_path)
     assert status == 0 and "[...]" in said, said
     first, last = (row["perplexity"] for row in rows(tmp_path / "run", "eval"))

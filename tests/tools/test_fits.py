@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 CHAPTER = str(fits.ROOT / "09_language_model/main.py")
-CORE = [("09", False, False, False), ("09", True, True, True)]
+CORE = [("09", True, True, True)]
 
 
 def counted(*case: object) -> dict[str, int]:
