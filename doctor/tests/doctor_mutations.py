@@ -35,20 +35,13 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{AGAINST}::test_weights_that_are_put_back[as-it-is]": [
         ("weights are put back", 1, "p.copy_(before)", "pass"),
     ],
-    f"{AGAINST}::test_command_without_growth": [
-        ("weights that are put back are trained", 1, '"untrained": "growth",', ""),
-    ],
-    f"{AGAINST}::test_weights_that_are_put_back[loss-times-1.05]": [
-        ("rounding that grows is allowed more", 1,
-         "return self.rounding() if self.still else max", "return max"),
-    ],
     f"{AGAINST}::test_gradients_of_rounding[a-bias-of-keys,-in-a-closure]": [
         ("a closure makes them, too", 1,
          "notes.call(probe, take_out, optimizer)\n                return loss", "return loss"),
     ],
     f"{AGAINST}::test_gradients_of_rounding[a-bias-of-keys,-in-a-float64-of-the-script's]": [
         ("a training is changed where --without says so alone", 1,
-         'if not without("rounding"):\n            return None\n', ""),
+         'if not without("rounding")', "if False"),
     ],
     f"{DOCTOR}::test_processes_that_never_met": [
         ("processes of one launch without a group", 1,
@@ -577,10 +570,6 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{AGAINST}::test_names_where_runs_part[another-seed]": [
         ("first weights of two runs", 1, "> least]", "> 9]"),
-    ],
-    f"{AGAINST}::test_names_where_runs_part[another-loss,-beside-times]": [
-        ("a line of training is no mean of an evaluation", 1,
-         "not latest or latest.steps", "not latest"),
     ],
     f"{AGAINST}::test_names_where_runs_part[an-evaluation-that-counts-twice]": [
         ("what the verdict on B accuses is not A's", 1,
