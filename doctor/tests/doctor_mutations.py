@@ -1130,7 +1130,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{PLACE}[a-head-that-is-cut-off]": [
         ("rows of the same samples are compared", 1,
-         "self.order += sorted(turns, key=turns.get)", "self.order += range(size)"),
+         "order = sorted(turns, key=turns.get)", "order = range(size)"),
     ],
     f"{PLACE}[accumulation-that-does-not-divide]": [
         ("passes may be shares of one batch", 1,

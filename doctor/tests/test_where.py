@@ -191,12 +191,12 @@ PROGRAMS = {
     "a width of noise": ("vae", ("torch.exp(0.5 * logvar)", "torch.exp(logvar)"), "between",
                          "logvar (Linear). Then decoder (Sequential)"),
     "a generator that DDP does not wrap": (
-        "gan", MISTAKES["a generator that DDP does not wrap"][1], "after", "netG"),
+        "gan", MISTAKES["a generator that DDP does not wrap"][1], "after", "in 6 of 6 tensors"),
     "the Dice of a rank's own batch": (
         "segmentation", MISTAKES["the Dice of each rank's own batch"][1], "loss:other", ""),
     "a gather without its gradient": (
         "contrastive", MISTAKES["a gather that leaves out a part of the gradient"][1],
-        "loss:other", "what Encoder returns"),
+        "loss:once", "what Encoder returns"),
     "nodes of all ranks": ("graph", MISTAKES["every rank trains on the same nodes"][1],
                            "loss:other", ""),
     "patches in another order": (

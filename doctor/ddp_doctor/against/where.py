@@ -19,6 +19,7 @@ from .runs import Run
 PARTED = {"batchnorm", "dropout", "drawn", "drawn:still", "resumed:random", "counts"}
 PARTED |= {"unknown:gradients"}
 WHEN = (("enter", "given"), ("leave", "returned"))
+SMALL = 1e-5  # of a gradient: it may be rounding of one operation in float32
 EXACT = 1e-6  # factors that are further apart are others
 Pairs = list[tuple[list, list]]  # of each share of B: rows of A, and those of B, in one order
 
@@ -126,7 +127,7 @@ class Place:
         alone = {key[2] for key in self.one.keys() ^ self.two.keys()}
         alone -= {key[2] for key in self.keys}
         self.alone = sorted(name for name in alone if not name.startswith("("))
-        self.order: list[int] = []  # of each sample of B, in turn: which one of A it is,
+        self.order: list[int | None] = []  # of each sample of B, in turn: which one of A it is,
         self.samples = 0  # of so many
         self.unseen: list[str] = []  # modules whose rows are no samples
         self.before = again.report.say("where_given")  # or the latest module that returns the same
@@ -195,7 +196,9 @@ class Place:
             for share in shares:  # several, where all ranks work on all samples
                 turns = (sorted(range(size), key=rows.__getitem__) for rows in (a, share))
                 turns = dict(zip(*turns, strict=True))
-                self.order += sorted(turns, key=turns.get)
+                # Of rows that are alike nobody knows which is which: noise may tell them apart.
+                order = sorted(turns, key=turns.get)
+                self.order += [n if a.count(a[n]) == 1 else None for n in order]
         elif not self.order:
             return {"argument": path, "mine": size, "theirs": len(b), "common": both}
         return None
@@ -233,9 +236,15 @@ class Place:
         width = int(min(per)[1])
         known = (len(flat), sum(counts) - len(flat))
         if len(per) == 1 and width and known == (self.samples * width, len(self.order) * width):
-            turned = [flat[n * width : (n + 1) * width] for n in self.order]
-            turn = iter(row for rows in turned for row in rows)
-            return [([next(turn) for _ in rows], rows) for rows, _ in b]
+            turn, found = iter(self.order), []
+            for rows, _ in b:
+                pair = [], []
+                for begin in range(0, len(rows), width):
+                    if (n := next(turn)) is not None:
+                        pair[0].extend(flat[n * width : (n + 1) * width])
+                        pair[1].extend(rows[begin : begin + width])
+                found.append(pair)
+            return found if any(mine for mine, _ in found) else None
         if len(calls) == 2 and sides[0] == sides[1]:
             return [(flat, b[0][0])]
         if sets and counts == sides and sum(counts) == 2 * len(flat):
@@ -273,7 +282,9 @@ class Place:
                 size = max(map(unlike, pairs, right))
                 values |= {"factors": listed([f"{one:.4g}" for one in factors]), "size": size}
                 values |= {"ranks": self.times, "each": factors[0] / self.times}
-                if size > self.bound:
+                # A factor beside which the rest is nothing.
+                by = max(abs(one / self.times - 1) for one in factors)
+                if size > self.bound and not (outermost and size < min(by / 100, SMALL)):
                     return ("backward" if first else "loss:other"), values
                 if not all(self.near(one, self.times) for one in factors):
                     return f"loss:{self.loss(key, factors)}", values
