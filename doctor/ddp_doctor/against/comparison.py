@@ -172,7 +172,9 @@ class Comparison:
 
     # ---- before the first step ----
 
-    @compares("numbers", "gradients step collectives autocast batchnorm dropout draws rounding")
+    @compares(
+        "numbers", "gradients step collectives autocast batchnorm dropout draws rounding growth"
+    )
     def compare_models(self) -> None:
         name_alike(*self.runs)
         shapes = [run.sizes() for run in self.runs]
