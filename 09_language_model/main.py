@@ -1173,13 +1173,14 @@ def log_start(
     """The first row of the log: what is trained, on how much, divided how."""
     if file is None:
         return
-    parameters, kept = 0, 0
+    parameters, own, trained = 0, 0, 0
     for weight in model.parameters():
-        own = weight.to_local() if isinstance(weight, DTensor) else weight
-        parameters += weight.numel()
-        # Weight, gradient and two averages of Adam, in float32. Beside them come
-        # activations, and one block as a whole.
-        kept += own.numel() * (16 if weight.requires_grad else 4)
+        mine = weight.to_local() if isinstance(weight, DTensor) else weight
+        parameters, own = parameters + weight.numel(), own + mine.numel()
+        trained += mine.numel() * weight.requires_grad
+    # In float32, and two averages of Adam. Beside them come activations, and one block
+    # as a whole.
+    kept = {"weights": 4 * own, "gradients": 4 * trained, "optimizer": 8 * trained}
     a_step, groups = tokens_of(args, 1), sides.replicas * sides.shard
     start = {
         **place_of(args, saved.get("step", 0), train_set),
@@ -1189,9 +1190,10 @@ def log_start(
         "world_size": dist.get_world_size(),
         **sides._asdict(),
         "parameters": parameters,
-        "megabytes_per_rank": kept / 1e6,
+        "megabytes_per_rank": {name: size / 1e6 for name, size in kept.items()},
         "tokens": len(train_set) * args.context,
         "tokens_per_step": a_step,
+        "tokens_per_rank": a_step // groups // args.sequence,
         "tokens_per_micro_batch": a_step // groups // args.accumulate // args.sequence,
         "steps_per_epoch": steps_per_epoch(args, train_set),
         "args": vars(args),

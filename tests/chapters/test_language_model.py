@@ -425,6 +425,11 @@ def test_two_hundred_gigabytes(crew: Crew, tmp_path: Path) -> None:
     train(crew, 2, argv, torch.float32)
     [begun] = rows(tmp_path / "run", "start")
     assert begun["tokens"] > 189e9 and begun["steps_per_epoch"] > 2.9e9
+    # Two ranks share out four sequences of 16 tokens, and each weight with its gradient and Adam's.
+    assert (begun["tokens_per_step"], begun["tokens_per_rank"]) == (64, 32)
+    sizes = begun["megabytes_per_rank"]
+    assert sizes["optimizer"] == 2 * sizes["gradients"] == 2 * sizes["weights"]
+    assert sizes["weights"] == pytest.approx(4 * begun["parameters"] / 2 / 1e6)
 
 
 # ---- refusals ----
