@@ -430,7 +430,11 @@ ABORTS = {
     ("words", "said"),
     [
         ({}, "rank 0 ended by IndexError('index 1 is out of bounds"),
-        (ABORTS, "collective_order (a process ended without an error"),
+        pytest.param(
+            ABORTS,
+            "collective_order (a process ended without an error",
+            marks=pytest.mark.proof,
+        ),
     ],
     ids=["error", "abort"],
 )

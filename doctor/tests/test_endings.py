@@ -114,7 +114,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("end", "status", "said"),
     [
-        ("os._exit(0)", 0, "Checked: empty_epoch, "),
+        pytest.param("os._exit(0)", 0, "Checked: empty_epoch, ", marks=pytest.mark.proof),
         ("os.kill(os.getpid(), signal.SIGKILL)", 3, "5 of rank 0: a process ended without a last"),
     ],
     ids=["left", "killed"],
@@ -304,6 +304,7 @@ def test_nobody_reads_it(tmp_path: Path) -> None:
     assert found["id"] == "wrapped_keys"
 
 
+@pytest.mark.proof
 def test_both_runs_begin_alike(tmp_path: Path) -> None:
     """The second one can be ended by a signal, and reads the file that the first has read."""
     (tmp_path / "script.py").write_text(
@@ -377,6 +378,7 @@ else:
 """
 
 
+@pytest.mark.proof
 def test_a_script_that_tidies_up(tmp_path: Path) -> None:
     """As daemons do, and launchers. It trains as without the doctor, and is recorded."""
     (tmp_path / "script.py").write_text(TIDY)
@@ -457,6 +459,7 @@ def test_modules_beside_the_doctor(tmp_path: Path) -> None:
         assert result.returncode == 0 and "no_sync" in result.stdout, result.output
 
 
+@pytest.mark.proof
 def test_a_doctor_in_a_doctor(tmp_path: Path) -> None:
     """The inner one records, and the outer one says so."""
     (tmp_path / "script.py").write_text(SHORT)

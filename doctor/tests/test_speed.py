@@ -611,7 +611,8 @@ MORE = {
 EVERY_DAY = "input and epochs"
 
 
-@pytest.mark.parametrize("kind", table(MORE, [EVERY_DAY]), ids=lambda k: k.replace(" ", "-"))
+@pytest.mark.proof
+@pytest.mark.parametrize("kind", MORE, ids=lambda k: k.replace(" ", "-"))
 def test_more_ranks(kind: str, crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is computed of one rank, and of two, is what three and four do."""
     monkeypatch.setattr("ddp_doctor.speed.trial.SECONDS", 0.3)

@@ -68,6 +68,7 @@ def test_all_fit_together(tmp_path: Path) -> None:
     assert all(word in text for word in ("Averaging(", "LoRALinear(", "CPUOffload", "AutoModel"))
 
 
+@pytest.mark.proof
 def test_average_of_weights(crew: Crew, tmp_path: Path) -> None:
     """On two ranks, and on one that goes on from a checkpoint of theirs: what is evaluated and
     exported is the average of the weights after each step; and training does not see it."""

@@ -88,6 +88,7 @@ def test_on_another_mesh(case: str, large_crew: Crew, tmp_path: Path) -> None:  
     assert len(run.eval) == 3 and run.end
 
 
+@pytest.mark.proof
 def test_saved_at_every_step(crew: Crew, tmp_path: Path) -> None:
     """A run that saves whenever ranks meet ends with the bits of one that does not; two folders
     are kept, and what is not in the record stays."""
@@ -103,6 +104,7 @@ def test_saved_at_every_step(crew: Crew, tmp_path: Path) -> None:
     assert len(rows(folder, "train")) == 5
 
 
+@pytest.mark.proof
 def test_stopped_before_an_evaluation(crew: Crew, tmp_path: Path) -> None:
     """Asked at the last step of a round, it saves at once and evaluates when it goes on; a second
     stop there writes the same step no second time."""

@@ -310,6 +310,7 @@ def importing(process: subprocess.Popen) -> bool:
     return ranks == 2
 
 
+@pytest.mark.proof
 def test_parent_ends_too_early(tmp_path: Path, fault_table: FaultTable) -> None:
     """03's parent is told to end while its ranks still import torch, when nothing yet ends them
     with it: they end by themselves, and do not train without it."""

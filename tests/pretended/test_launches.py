@@ -48,6 +48,7 @@ def assert_ranks(found: list[dict], gpus: list[int]) -> None:
         assert meetings and not waits
 
 
+@pytest.mark.proof
 def test_torchrun(tmp_path: Path) -> None:
     """With loader workers, whose batches a thread pins: for the GPU that was set before."""
     argv = [*TRAINING, "--workers", 1]
