@@ -1012,10 +1012,8 @@ def texts_in(file: Any, name: str, key: str) -> Iterator[str]:
                     yield from texts_in(archive.extractfile(member), member.name, key)
     elif name.endswith(".jsonl"):
         for number, line in enumerate(file, 1):
-            text = (
-                text_of(line, key, f"line {number} of {name}") if line.strip() else ""
-            )
-            if text:
+            where = f"line {number} of {name}"
+            if line.strip() and (text := text_of(line, key, where)):
                 yield text
     else:
         try:
@@ -1353,9 +1351,7 @@ def save_checkpoint(
             dcp.save(state_of(model, optimizer), checkpoint_id=folder)  # [dist]
             files = checksums(folder, f"__{rank}_*.distcp")
         except (Exception, dcp.CheckpointException) as error:
-            # Of a full disk torch says no more than "unexpected pos".
-            room = f"{shutil.disk_usage(args.output_dir).free / 1e6:.1f} MB are free"
-            fail(f"cannot save {folder}, where {room}: {reason(error)}")
+            fail(f"cannot save {folder}, {room_at(folder)}: {reason(error)}")
         found = [None] * dist.get_world_size()
         dist.all_gather_object(found, files)  # [dist] also: all have written
         if rank == 0:
@@ -1374,6 +1370,14 @@ def save_checkpoint(
         # removed, as the run is killed here, is named by the record, and removed later.
         for old in record["whole"][args.keep :] if args.keep else []:
             shutil.rmtree(folder_of(args, old["step"]), ignore_errors=True)
+
+
+def room_at(folder: Path) -> str:
+    """What torch leaves out: of a full disk it says no more than "unexpected pos"."""
+    try:
+        return f"where {shutil.disk_usage(folder.parent).free / 1e6:.1f} MB are free"
+    except OSError as error:  # somebody has removed it
+        return f"which cannot be looked at ({error})"
 
 
 def reason(error: BaseException) -> str:

@@ -14,6 +14,12 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs/examples/doctor")]
+
+from faults import changed  # noqa: E402
+
+from tools.site.plain import plain  # noqa: E402
+
 EXAMPLES = ROOT / "docs/examples/convert"
 COMMENT = re.compile(r"  # (step \d.*|it shuffles)$", re.M)
 # What stands in multi.py and what in the script instead, in pairs; what the doctor finds, "" if
@@ -83,12 +89,7 @@ def right() -> str:
 
 def script(name: str) -> str:
     """multi.py with the mistake of that name."""
-    text, pairs = right(), MISTAKES[name][0]
-    for old, new in zip(pairs[::2], pairs[1::2], strict=True):
-        if text.count(old) != 1:
-            raise SystemExit(f"{name}: multi.py has not once {old!r}")
-        text = text.replace(old, new)
-    return text
+    return changed(right(), MISTAKES[name][0])
 
 
 def answers(language: str) -> str:
@@ -110,9 +111,6 @@ def answers(language: str) -> str:
 
 def main() -> None:
     out, doctor = map(Path, sys.argv[1:])
-    sys.path.insert(0, str(ROOT))
-    from tools.site.plain import plain
-
     made = {
         "single.py": (EXAMPLES / "single.py").read_bytes(),
         "doctor.pyz": doctor.read_bytes(),
@@ -123,11 +121,13 @@ def main() -> None:
         page = (ROOT / f"docs/{language}/class.md").read_text("utf-8")
         made[sheet] = plain(page, lambda to: to * to.startswith("http"))
         made[f"answers/{sheet.replace('SHEET', 'ANSWERS')}"] = answers(language)
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
+    beside = out.with_name(f"{out.name}.tmp")  # a full disk leaves no half file
+    with zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in made.items():  # of one date: the same pages give the same file
             info = zipfile.ZipInfo(f"class/{name}", (2026, 1, 1, 0, 0, 0))
             info.external_attr = 0o644 << 16
             file.writestr(info, content, zipfile.ZIP_DEFLATED)
+    beside.replace(out)
 
 
 if __name__ == "__main__":

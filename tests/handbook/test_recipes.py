@@ -684,7 +684,7 @@ def slow_on_rank_1(recipes: Any, folder: Path) -> None:
     dist.barrier()  # both traces are written
     seconds = recipes.seconds_in_collectives(folder)
     assert list(seconds) == ["rank0", "rank1"]
-    assert seconds["rank0"] > 0.1 and seconds["rank0"] > 2 * seconds["rank1"]
+    assert seconds["rank0"] > seconds["rank1"]
 
 
 def test_slow_rank_in_traces(crew: Crew, tmp_path: Path) -> None:

@@ -232,6 +232,7 @@ def test_what_ran_where(tmp_path: Path) -> None:
     assert ran.on_gpus(tmp_path)[0] == ("H100", 8, {"08", "09"})
     line = ran.line("zh", "gpu.md", tmp_path)
     assert "8 张 H100 跑过 08、09 章；一张 L4" in line and "多卡还没有" not in line
+    assert "02 到 05、07 章没有在显卡上跑过" in line
 
     missing = ran.never()
     for language, readme in (("en", "README.md"), ("zh", "README.zh-CN.md")):

@@ -3,7 +3,6 @@ results in docs/assets/results, not typed."""
 
 import json
 import re
-from functools import cache
 from pathlib import Path
 
 from .source import ROOT
@@ -46,9 +45,8 @@ def from_log(text: str) -> set[str]:
     passed = set()
     for run in re.split(r"^##### ", text, flags=re.MULTILINE)[1:]:
         names = re.findall(r"::(\S+) PASSED", run)
-        if run.partition("\n")[0].endswith(
-            " rc 0"
-        ):  # then what pytest --durations names has passed
+        head = run.partition("\n")[0]
+        if head.endswith(" rc 0"):  # then what pytest --durations names has passed
             names += re.findall(r"s call +\S+::(\S+)", run)
         passed |= chapters_of(names)
     return passed
@@ -75,7 +73,6 @@ def on_gpus(folder: Path = RESULTS) -> list[tuple[str, int, set[str]]]:
     return sorted(rows, key=lambda row: (-row[1], -len(row[2]), row[0]))
 
 
-@cache
 def never(folder: Path = RESULTS) -> list[str]:
     """Chapters that no GPU has run."""
     ran = set().union(*(passed for _, _, passed in on_gpus(folder)))

@@ -124,7 +124,7 @@ def cuts(rank: Rank) -> bool:
     picture = len(part) > 2 and whole[0] == part[0]
     if len(whole) != len(part) or not (picture or all(w >= p for w, p in pairs)):
         return True
-    parts = prod(round(w / p) for w, p in pairs)
+    parts = prod(round(w / max(p, 1)) for w, p in pairs)
     return parts == rank.world or (parts > rank.world and sum(w > p for w, p in pairs) == 1)
 
 

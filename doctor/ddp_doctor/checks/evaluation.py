@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import product
 
 from ..findings import NOTE, TRAINING, WASTED, WRONG, check, finds
 from ..printed import numbers_in, results, unit
@@ -203,15 +204,19 @@ def mean_of_means(ranks: list[Rank], seen: Coverage) -> dict:
         for place, value in enumerate(event["values"] or []):
             sums[str(event["at"]), place] += value
     lines = {str(event["at"]): event["at"] for event in seen.reduced}
-    for _, word, number in scores_after(ranks[0], seen.phase[0][0]):
-        for sizes in (shares, batches):
-            for (at, _), total in sums.items():
-                mean = total / len(sizes)
-                near = any(abs(float(number) - x) <= unit(number) for x in (mean, 100 * mean))
-                if near and min(sizes) < max(sizes) and unit(number) < 0.01 * abs(float(number)):
-                    values = {"number": f"{word} {number}".strip(), "parts": len(sizes)}
-                    return values | {"least": min(sizes), "most": max(sizes), "at": lines[at]}
+    unlike = [sizes for sizes in (shares, batches) if len({*sizes}) > 1]
+    scores = [one for one in scores_after(ranks[0], seen.phase[0][0]) if is_exact(one[2])]
+    for (_, word, number), sizes, ((at, _), total) in product(scores, unlike, sums.items()):
+        mean = total / len(sizes)
+        if any(abs(float(number) - x) <= unit(number) for x in (mean, 100 * mean)):
+            values = {"number": f"{word} {number}".strip(), "parts": len(sizes)}
+            return values | {"least": min(sizes), "most": max(sizes), "at": lines[at]}
     return {}
+
+
+def is_exact(number: str) -> bool:
+    """Whether it has digits enough to be no other number by chance."""
+    return unit(number) < 0.01 * abs(float(number))
 
 
 def is_flag(event: dict) -> bool:
