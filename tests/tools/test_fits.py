@@ -24,7 +24,8 @@ def counted(*case: object) -> dict[str, int]:
 def test_counted(crew: Crew, case: tuple) -> None:
     """To the byte: what ranks keep, and what autograd does. To 2 % what there is at most, where no
     kernel takes memory inside itself (oneDNN's convolutions do), nor FSDP2's worst moments are
-    added up: then within the errors of the page's table."""
+    added up: then within the errors of the page's table. Of FSDP2 the most varies: gloo's threads
+    hold up to two units more, as they come to it (7.6, 8.5 or 9.3 MB of 12 steps of CORE)."""
     name, divided, bf16, again = case
     first, last = crew.run(counted, *case, world_size=2)
     ours = predict(name, 2, *case[1:])
@@ -33,7 +34,7 @@ def test_counted(crew: Crew, case: tuple) -> None:
     assert ours["kept"] == pytest.approx(first["kept"], rel=1e-3 if bf16 and name != "09" else 0)
     least, most = {"09": (0.98, 1.01), "resnet18": (0.6, 1)}[name]
     if divided:
-        least, most = {"09": (1, 1.3), "resnet18": (1, 1.6)}[name]
+        least, most = {"09": (0.9, 1.3), "resnet18": (0.9, 1.6)}[name]
     assert least < ours["most"] / first["most"] < most, (ours, first)
 
 

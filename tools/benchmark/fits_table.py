@@ -53,7 +53,8 @@ TEXTS = {
         "Two CPU processes over gloo: counted, in MB of rank 0, and how far the prediction is from "
         "it. 09: 4 layers of width 128, 4 sequences of 128 tokens a rank. `resnet18`: 8 images of "
         "64 x 64 a rank. Most at once: in forward and backward, beside weights, state and DDP's "
-        "buckets. torch {torch}; {day}.",
+        "buckets; FSDP2's varies from step to step by up to two units, which gloo's threads still "
+        "hold. torch {torch}; {day}.",
         "parameters | flags",
         "Least number of GPUs, of 1 to 64 (–: none of these). FSDP2 with `--bf16`, one sequence "
         "at a time, `--key-heads 8`, 50,304 tokens. Computed by `tools/fits.py` with torch "
@@ -64,7 +65,8 @@ TEXTS = {
         "重计算",
         "两个 CPU 进程，gloo：rank 0 上数出来的 MB 数，以及预测与它的差距。09：4 层，宽 128，"
         "每个 rank 4 条 128 个 token 的序列。`resnet18`：每个 rank 8 张 64 x 64 的图片。"
-        "同时最多：前向和反向之中，不含参数、优化器状态和 DDP 的梯度桶。torch {torch}；{day}。",
+        "同时最多：前向和反向之中，不含参数、优化器状态和 DDP 的梯度桶；FSDP2 的数值每一步会差"
+        "最多两个单元，即 gloo 线程还没释放的部分。torch {torch}；{day}。",
         "参数量 | 参数选项",
         "最少要几张卡，在 1 到 64 之中（–：都不够）。FSDP2 加 `--bf16`，每次一条序列，"
         "`--key-heads 8`，词表 50,304。由 `tools/fits.py` 用 torch {torch} 算出，"
