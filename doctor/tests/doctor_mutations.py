@@ -1151,6 +1151,11 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("a pass from which no gradient comes", 1,
          'for e in events if e["root"] not in roots}', "for e in events}"),
     ],
+    f"{KINDS_OF_PLACE}[texts-padded-to-a-rank's-own-longest]": [
+        ("texts are cut to the places that all have", 1,
+         'rows = [row for n, row in enumerate(rows) if n % e["places"] < least]',
+         "return tensors"),
+    ],
     f"{KINDS_OF_PLACE}[a-part-of-another-one,-and-a-factor]": [
         ("a model may be a part of another one", 1, "        name_alike(*sides)\n", ""),
     ],

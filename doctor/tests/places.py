@@ -266,6 +266,11 @@ TWO = (
     "ddp = Distr", "read = DistributedDataParallel(reader)\nddp = Distr",
     "model.parameters()", "whole.parameters()", "ddp(words")  # fmt: skip
 FIRST_LOOK = (CALL, "        step or not several or model(words[:1], mask[:1])\n" + CALL)
+PADDED = (
+    CALL, "        longest = mask.sum(1).max()\n        words, mask, tags = "
+    "words[:, :longest], mask[:, :longest], tags[:, :longest]\n" + CALL,
+    "16, 3, padding=1)", "16, 1)", "texts.mean(1)", "(texts * mask[..., None]).sum(1)",
+    "tag_losses.mean()", "tag_losses.sum() / len(words)")  # fmt: skip
 OTHERS: dict[str, tuple[tuple, tuple, str, str]] = {
     "a checkpoint": ((*CHECKPOINT, *EPS), (1, 2), *NORM),
     "a checkpoint, and a hook": ((*CHECKPOINT, *HOOK), (1, 2), *EMBEDDED),
@@ -291,6 +296,10 @@ OTHERS: dict[str, tuple[tuple, tuple, str, str]] = {
     "parts of a batch, and a factor": (
         (*ACCUMULATED, "loss.backward()", "(loss / (3 if several else 1)).backward()"), (1, 2),
         "loss:factor", "is 0.6667 times as large"),
+    "texts padded to a rank's own longest": ((*PADDED, *EPS), (1, 2), *NORM),
+    "texts padded to a rank's own longest, and a factor": (
+        (*PADDED, BACKWARD, "        loss = loss * (1 + 2 * several)\n" + BACKWARD), (1, 2),
+        "loss:factor", "is 3 times as large as right"),
     "a first look": ((*FIRST_LOOK, *EPS), (1, 2), *NORM),
     "two ranks against two": (
         (NET, NET + OTHER_EPS.replace("world_size", "(1 + int(__import__('os').getcwd()[-1]))")),
