@@ -23,7 +23,7 @@ NAMES = {
         "06_slurm": ("slurm", "Slurm", "a cluster that Slurm runs"),
         "04_apex": ("amp", "Mixed precision", "fp16, or code for Apex"),
         "05_horovod": ("horovod", "Horovod", "where it is in use"),
-        "07_dist_eval": ("evaluation", "Exact evaluation", "accuracy to the last image"),
+        "07_dist_eval": ("evaluation", "Exact evaluation", "accuracy by class, confusions, each prediction"),
         "01_dataparallel": ("dp", "DataParallel", "to understand old code"),
     },
     "zh": {
@@ -33,7 +33,7 @@ NAMES = {
         "06_slurm": ("slurm", "Slurm", "Slurm 管理的集群"),
         "04_apex": ("amp", "混合精度", "fp16，或 Apex 老代码"),
         "05_horovod": ("horovod", "Horovod", "已经在用它"),
-        "07_dist_eval": ("evaluation", "精确评估", "准确率一张图片不差"),
+        "07_dist_eval": ("evaluation", "精确评估", "每类准确率、混淆矩阵、逐张图片的预测"),
         "01_dataparallel": ("dp", "DataParallel", "看懂老代码"),
     },
 }
