@@ -337,13 +337,12 @@ def train(
             check_finite(loss_sum + grad_norm, f"at step {step}")  # before a save
             save, stop = meetings.learn(news)
             if save or stop or step % args.print_freq == 0 or step == until:
-                tokens = tokens_of(args, step - logged)
                 row = {
                     **place_of(args, step, data),
                     "loss": loss_sum / (step - logged) / dist.get_world_size(),
                     "grad_norm": grad_norm,
                     "lr": group["lr"],
-                    "tokens_per_second": tokens / (time.perf_counter() - start),
+                    **speed_of(args, model, step - logged, time.perf_counter() - start),
                 }
                 log(log_file, "train", row)
                 totals.zero_()
@@ -1212,6 +1211,26 @@ def place_of(args: Namespace, done: int, train_set: Windows) -> dict:
 def tokens_of(args: Namespace, steps: int) -> int:
     """How many tokens so many steps train on, over all ranks."""
     return steps * args.batch_size * args.context
+
+
+def speed_of(args: Namespace, model: nn.Module, steps: int, seconds: float) -> dict:
+    """For the log, of all ranks together."""
+    tokens = tokens_of(args, steps) / seconds
+    tflops = tokens * flops_of_token(args, model) / 1e12
+    return {"tokens_per_second": tokens, "model_tflops_per_second": tflops}
+
+
+def flops_of_token(args: Namespace, model: nn.Module) -> int:
+    """Floating-point operations to train on one token: 6N + 12 layers x width x context
+    (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). N are the weights that
+    multiply: all but the embedding, which is looked up (theirs is the head, too).
+    Attention counts all places, not only those before; --recompute counts nothing."""
+    flops = 12 * args.layers * args.width * args.context
+    for name, weight in model.named_parameters():  # a DTensor counts as the whole
+        if "tokens." not in name:
+            # times its input, the gradient of that, and its own gradient if it trains
+            flops += (6 if weight.requires_grad else 4) * weight.numel()
+    return flops
 
 
 def whole(norm: Tensor) -> Tensor:
