@@ -288,7 +288,7 @@ def lr_factor(args: Namespace, step: int) -> float:
 # ---- training ----
 def losses(model: nn.Module, windows: Tensor, places: Tensor) -> Tensor:
     """Of each target (batch, places) at this rank's places, on its device."""
-    windows = windows.to(places.device)
+    windows = to_device(windows, places.device)
     inputs, targets = windows[:, :-1][:, places], windows[:, 1:][:, places]
     logits = model(inputs, places)
     return cross_entropy(logits.transpose(1, 2), targets, reduction="none")
@@ -706,6 +706,14 @@ def my_places(args: Namespace, work: DeviceMesh) -> Tensor:
     first = length * work.get_local_rank("sequence")  # [dist]
     device = torch.device(work.device_type)  # the current one
     return torch.arange(first, first + length, device=device)
+
+
+def to_device(windows: Tensor, device: torch.device) -> Tensor:
+    """From pinned memory a copy goes on by itself: the host does not wait until the GPU
+    has done what came before."""
+    if device.type == "cuda":
+        windows = windows.pin_memory()
+    return windows.to(device, non_blocking=True)
 
 
 def split_layers(module: nn.Module, mesh: DeviceMesh) -> None:

@@ -107,6 +107,11 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "flops = 0"),
         ("gradients that frozen weights do not have", 1, "(6 if weight.requires_grad else 4)", "6"),
     ],
+    f"{ON_GPUS}::test_language_model[sequence]": [
+        ("windows in pinned memory", 1, "windows = windows.pin_memory()", "pass"),
+        ("windows for which nobody waits", 1, "windows.to(device, non_blocking=True)",
+         "windows.to(device)"),
+    ],
     f"{LM}::test_evaluation_is_exact": [
         ("windows that count once", 1, "losses(model, windows, places)[:real]",
          "losses(model, windows, places)"),
