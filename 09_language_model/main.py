@@ -288,7 +288,7 @@ def lr_factor(args: Namespace, step: int) -> float:
 # ---- training ----
 def losses(model: nn.Module, windows: Tensor, places: Tensor) -> Tensor:
     """Of each target (batch, places) at this rank's places, on its device."""
-    windows = windows.to(places.device)
+    windows = to_device(windows, places.device)
     inputs, targets = windows[:, :-1][:, places], windows[:, 1:][:, places]
     logits = model(inputs, places)
     return cross_entropy(logits.transpose(1, 2), targets, reduction="none")
@@ -337,13 +337,12 @@ def train(
             check_finite(loss_sum + grad_norm, f"at step {step}")  # before a save
             save, stop = meetings.learn(news)
             if save or stop or step % args.print_freq == 0 or step == until:
-                tokens = tokens_of(args, step - logged)
                 row = {
                     **place_of(args, step, data),
                     "loss": loss_sum / (step - logged) / dist.get_world_size(),
                     "grad_norm": grad_norm,
                     "lr": group["lr"],
-                    "tokens_per_second": tokens / (time.perf_counter() - start),
+                    **speed_of(args, model, step - logged, time.perf_counter() - start),
                 }
                 log(log_file, "train", row)
                 totals.zero_()
@@ -707,6 +706,14 @@ def my_places(args: Namespace, work: DeviceMesh) -> Tensor:
     first = length * work.get_local_rank("sequence")  # [dist]
     device = torch.device(work.device_type)  # the current one
     return torch.arange(first, first + length, device=device)
+
+
+def to_device(windows: Tensor, device: torch.device) -> Tensor:
+    """From pinned memory a copy goes on by itself: the host does not wait until the GPU
+    has done what came before."""
+    if device.type == "cuda":
+        windows = windows.pin_memory()
+    return windows.to(device, non_blocking=True)
 
 
 def split_layers(module: nn.Module, mesh: DeviceMesh) -> None:
@@ -1212,6 +1219,26 @@ def place_of(args: Namespace, done: int, train_set: Windows) -> dict:
 def tokens_of(args: Namespace, steps: int) -> int:
     """How many tokens so many steps train on, over all ranks."""
     return steps * args.batch_size * args.context
+
+
+def speed_of(args: Namespace, model: nn.Module, steps: int, seconds: float) -> dict:
+    """For the log, of all ranks together."""
+    tokens = tokens_of(args, steps) / seconds
+    tflops = tokens * flops_of_token(args, model) / 1e12
+    return {"tokens_per_second": tokens, "model_tflops_per_second": tflops}
+
+
+def flops_of_token(args: Namespace, model: nn.Module) -> int:
+    """Floating-point operations to train on one token: 6N + 12 layers x width x context
+    (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). N are the weights that
+    multiply: all but the embedding, which is looked up (theirs is the head, too).
+    Attention counts all places, not only those before; --recompute counts nothing."""
+    flops = 12 * args.layers * args.width * args.context
+    for name, weight in model.named_parameters():  # a DTensor counts as the whole
+        if "tokens." not in name:
+            # times its input, the gradient of that, and its own gradient if it trains
+            flops += (6 if weight.requires_grad else 4) * weight.numel()
+    return flops
 
 
 def whole(norm: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from crew import Crew, call_main
 from harness import ROOT, load_state, rows, run
+from plain_language_model import LM, TRAIN, furthest, plain_training, weights_of
 from refusals import one_line
-from test_language_model import LM, TRAIN, furthest, plain_training, weights_of
 
 FOLDER = ROOT / "docs/examples/language_model"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.diff"))

@@ -14,19 +14,10 @@ import pytest
 import torch
 from crew import Crew
 from harness import ROOT, events, load_chapter, rows
+from plain_language_model import LM, TRAIN, furthest, main_as, plain_training, weights_of
 from refusals import Bomb, snapshot
 from run_log import read_run
-from test_language_model import (
-    LM,
-    TRAIN,
-    furthest,
-    large_crew,  # noqa: F401
-    main_as,
-    plain_training,
-    refused,
-    train,
-    weights_of,
-)
+from test_language_model import large_crew, refused, train  # noqa: F401
 from tiers import table
 from warm import run_warm
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from harness import ROOT, events
+from plain_language_model import LM, SHAPE, furthest, weights_of
 from slurm import MiniSlurm, mini_slurm
-from test_language_model import LM, SHAPE, furthest, weights_of
 from test_slurm import PATH, TORCHRUN, until
 
 pytestmark = pytest.mark.xdist_group("slurm")

@@ -98,6 +98,19 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("weights that do not decay", 1,
          'weight.dim() > 1 and "tokens." not in name', "True"),
         ("clipping in 09", 1, "args.clip_grad or math.inf)", "math.inf)"),
+        ("the tokens of all ranks in TFLOP/s", 1, "tokens * flops_of_token",
+         "tokens / dist.get_world_size() * flops_of_token"),
+    ],
+    f"{LM}::test_flops_of_a_token": [
+        ("the embedding, which multiplies nothing", 1, 'if "tokens." not in name:', "if True:"),
+        ("attention in the arithmetic", 1, "flops = 12 * args.layers * args.width * args.context",
+         "flops = 0"),
+        ("gradients that frozen weights do not have", 1, "(6 if weight.requires_grad else 4)", "6"),
+    ],
+    f"{ON_GPUS}::test_language_model[sequence]": [
+        ("windows in pinned memory", 1, "windows = windows.pin_memory()", "pass"),
+        ("windows for which nobody waits", 1, "windows.to(device, non_blocking=True)",
+         "windows.to(device)"),
     ],
     f"{LM}::test_evaluation_is_exact": [
         ("windows that count once", 1, "losses(model, windows, places)[:real]",

@@ -70,9 +70,12 @@ def test_horovod_for_cpus(tmp_path: Path) -> None:
     assert not (tmp_path / "run/metrics.jsonl").read_text()  # so the folder holds no run
 
 
-# What readers copy, and the chapter whose launcher it has. (08: as in test_training.py.)
+# What readers copy, and the chapter whose launcher it has. (08's gives fully_shard no mesh, which
+# then asks the process group for its device: gloo, here.)
 COPIED = {f"{chapter}/minimal.py": chapter for chapter in CHAPTERS if chapter != FSDP}
-COPIED["docs/examples/convert/multi.py"] = "02_distributed"
+COPIED |= dict.fromkeys(
+    ["09_language_model/minimal.py", "docs/examples/convert/multi.py"], "02_distributed"
+)
 
 
 @pytest.mark.proof

@@ -94,13 +94,38 @@ def on_device(device: Any) -> Iterator[None]:
 
 
 class Stream:
-    """DataParallel's threads are in one each. All work is done in order, so it does nothing."""
+    """Of DataParallel's threads, and FSDP2's. All work is done in order, so it does nothing."""
+
+    stream_id = device_index = device_type = 0
+    is_capturing = staticmethod(lambda: False)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
 
     def __enter__(self) -> "Stream":
         return self
 
     def __exit__(self, *args: object) -> None:
         pass
+
+    def record_event(self, *args: Any) -> "Event":
+        return Event()
+
+    def wait_stream(self, other: "Stream") -> None:
+        pass
+
+    def wait_event(self, event: "Event") -> None:
+        pass
+
+    def synchronize(self) -> None:
+        note("wait", why="synchronize() of a stream")
+
+
+class Event:
+    """In a stream. The host would wait for it only in synchronize(), which is not here."""
+
+    def record(self, *args: Any) -> "Event":
+        return self
 
 
 def stream(*args: Any) -> Stream:
@@ -117,6 +142,7 @@ CUDA = {
     "set_device": set_device, "current_device": current_device,
     "get_device_properties": properties, "manual_seed": nothing, "manual_seed_all": nothing,
     "is_current_stream_capturing": lambda: False,
+    "Stream": Stream, "Event": Event, "stream": stream, "current_stream": stream,
 }  # fmt: skip
 ACCELERATOR = {
     "current_accelerator": lambda check_available=False: torch.device("cuda"),

@@ -9,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import machine
 
-CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
 # What torch does without asking rules.py.
 UNSEEN = torch._C.DisableTorchFunction
 
@@ -51,14 +51,15 @@ AUTOGRAD = Autograd()
 
 def storage_of(tensor: Tensor) -> Any:
     with UNSEEN():
-        return tensor.untyped_storage()
+        return getattr(tensor, "_local_tensor", tensor).untyped_storage()  # of a DTensor
 
 
 def place_of(tensor: Tensor) -> torch.device:
     found = DEVICES.get(storage_of(tensor))
     if found is None and AUTOGRAD.works:
         return torch.device("cuda", machine.MACHINE.current)
-    return found or CPU
+    with UNSEEN():
+        return found or (META if tensor.is_meta else CPU)
 
 
 def put(tensor: Tensor, place: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ from .placement import CPU, UNSEEN, place_of, tensors_in
 COLLECTIVES = (
     "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
     "all_gather_single", "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor",
-    "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv",
+    "reduce_scatter_single", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv",
 )  # fmt: skip
 # Of DistributedDataParallel, for parameters and buffers.
 OF_DDP = ("_verify_params_across_processes", "_broadcast_coalesced")
