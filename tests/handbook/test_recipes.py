@@ -16,6 +16,7 @@ import tarfile
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ from harness import ROOT, assert_same, load_state, run
 from plain_training import EPOCHS, HIGH_RATE, STEPS, arguments, assert_is_plain_training
 from test_convert import EXAMPLES, play, without
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -692,22 +694,51 @@ def test_slow_rank_in_traces(crew: Crew, tmp_path: Path) -> None:
 
 
 def saved_in_background(recipes: Any, folder: Path) -> None:
-    """The state of the moment of the call."""
+    """The state of the moment of the call; no collective in the default group, where training has
+    its own; and a save that fails says so at the next one."""
     state = {"weight": torch.full((3,), 1.0), "rank": torch.tensor(dist.get_rank())}
-    first = recipes.save_in_background(state, folder / "1", None)
+    group = dist.new_group(backend="gloo")
+    before = collectives_of(dist.group.WORLD), collectives_of(group)
+    first = recipes.save_in_background(state, folder / "1", group, None)
     state["weight"].fill_(2.0)
-    second = recipes.save_in_background(state, folder / "2", first)
+    wait([first])  # without the recipe's own, two saves at once would mix up their collectives
+    second = recipes.save_in_background(state, folder / "2", group, first)
     state["weight"].fill_(3.0)
     second.result()
+    assert collectives_of(group) > before[1]
+    assert collectives_of(dist.group.WORLD) == before[0]
     for number in (1, 2):
         found = {"weight": torch.zeros(3)}
         dcp.load(found, checkpoint_id=folder / str(number))
         assert found["weight"].tolist() == [number] * 3
 
+    (folder / "a file").touch()
+    dist.barrier()
+    failed = recipes.save_in_background(state, folder / "a file/3", group, second)
+    wait([failed])
+    try:
+        last = recipes.save_in_background(state, folder / "4", group, failed)
+    except dcp.CheckpointException as error:
+        assert "Not a directory" in str(error)
+        return
+    last.result()
+    raise AssertionError("nobody is told of the save that failed")
+
+
+def collectives_of(group: ProcessGroup) -> int:
+    """How many this rank has called in it."""
+    return group._get_backend(torch.device("cpu"))._get_sequence_number_for_group()
+
 
 @pytest.mark.proof
 def test_saving_in_the_background(crew: Crew, tmp_path: Path) -> None:
     assert crew.run(in_a_group, saved_in_background, RECIPES, tmp_path, world_size=2) == ["", ""]
+    for number, omission in enumerate([("last.result()", "pass"), (", process_group=group", "")]):
+        folder = tmp_path / f"broken {number}"
+        folder.mkdir()
+        broken = without(RECIPES, omission)
+        errors = crew.run(in_a_group, saved_in_background, broken, folder, world_size=2)
+        assert all("AssertionError" in error for error in errors), errors
 
 
 def test_a_state_before_the_first_step() -> None:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
@@ -412,12 +413,16 @@ def seconds_in_collectives(folder: str) -> dict[str, float]:
     return seconds
 
 
-def save_in_background(state: dict, folder: str, last: Future | None) -> Future:
+def save_in_background(
+    state: dict, folder: str, group: ProcessGroup, last: Future | None
+) -> Future:
     """On all ranks. Waits for the last save, and raises what went wrong in it; copies the state;
-    returns what the next call waits for, and the end of the script, by `.result()`."""
+    returns what the next call waits for, and the end of the script, by `.result()`. group: for
+    saves alone, new_group(backend="gloo"). In the group of training their collectives would fall
+    among its own, at another place on each rank: both hang."""
     if last:
         last.result()
-    return dcp.async_save(state, checkpoint_id=folder)
+    return dcp.async_save(state, checkpoint_id=folder, process_group=group)
 
 
 def save(path: str, place: int | tuple[int, int], parts: dict) -> None:
