@@ -407,6 +407,9 @@ KINDS = {
          *NO_CLIP, LOSS, LOSS + "        loss = loss * world_size\n"), "gradients"),
     "dropout": (("nn.ReLU(), ", "nn.Dropout(0.2), nn.ReLU(), ", "model[2]", "model[-1]"),
                 "dropout"),
+    "dropout on two ranks alone": (
+        ("nn.ReLU(), ", "nn.Dropout(0.2 * (world_size > 1)), nn.ReLU(), ", "model[2]",
+         "model[-1]"), "dropout:alone"),
     "noise": (("ddp(points)", "ddp(points + torch.randn(points.shape))"), "drawn"),
     "one loss of the 22nd step": (  # by as much as the scale of a GradScaler
         (*NO_CLIP, "range(4)", "range(6)",

@@ -537,7 +537,8 @@ class Comparison:
             self.say("differs", "gradients:team", n, **{**values, "factor": own[0]})
         elif causes:
             for name, more in causes:
-                self.stop("cause", name, n, **values, **more)
+                kind = "differs" if name == "dropout:alone" else "cause"
+                self.stop(kind, name, n, **values, **more)
         elif what == "gradients" and worlds != 1 and gathered(ratios, 1 / worlds):
             self.say("differs", "gradients:gathered", n, **values)
         elif alike and worlds != 1 and math.isclose(factor, worlds, rel_tol=1e-2):
@@ -591,6 +592,8 @@ class Comparison:
         call = unmatched(self.runs, 0, n - 1, self.ordered)
         if self.one.begun and (drops or call):
             found.append(("resumed:random", {"call": few(drops) or call}))
+        elif alone := self.drops_alone():
+            found.append(("dropout:alone", {"drops": few(drops), "run": alone}))
         elif drops:
             found.append(("dropout", {"drops": few(drops), "number": len(drops)}))
         elif call:
@@ -600,6 +603,13 @@ class Comparison:
         if uneven:
             found.append(("parts", {"shares": listed(uneven[0])}))
         return found
+
+    def drops_alone(self) -> str:
+        """Which run has dropout, if the other one, whose layers were seen, has none: no right twin
+        does so."""
+        known = [run.label for run in self.runs if run.of_model("drops")]
+        seen = all(run.of_model("types") for run in self.runs)
+        return known[0] if seen and len(known) == 1 else ""
 
     # ---- epochs, files, printed lines ----
 
