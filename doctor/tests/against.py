@@ -285,6 +285,9 @@ KINDS = {
          "        for _ in range(world_size):\n            scheduler.step()"), "rates"),
     # samples
     "a batch that is not divided": (("16 // world_size", "16"), "batch"),
+    "a batch that nobody shares out": (
+        ("16 // world_size", "16", "DistributedSampler(train_set)",
+         "DistributedSampler(train_set, 1, 0)"), "batch:same"),
     "no share for each rank": (("DistributedSampler(train_set)", "torch.utils.data.RandomSampler("
                                "train_set, generator=torch.Generator().manual_seed(0))",
                                "    sampler.set_epoch(epoch)\n", ""), "twice"),

@@ -183,6 +183,16 @@ PLACES: dict[str, tuple[tuple, int, str, str]] = {
     "weights of classes": (
         (LOSS, LOSS.replace("targets)", "targets, weight=torch.arange(1.0, 6) ** several)")), 1,
         "loss:other", "what Net returns"),
+    "advantages that ranks scale by their own": (
+        (*UNUSED, LOSS, "        gains = targets.double()\n"
+         "        gains = (gains - 2) / gains.std()\n"
+         "        loss = -(gains[:, None] * scores.log_softmax(1)).mean()\n"), 1,
+        "loss:ranks", "what Net returns"),
+    "advantages that ranks whiten by their own": (
+        (*UNUSED, LOSS, "        gains = targets.double()\n"
+         "        gains = (gains - gains.mean()) / gains.std()\n"
+         "        loss = -(gains[:, None] * scores.log_softmax(1)).mean()\n"), 1,
+        "loss:other", "what Net returns"),
     "tags that are shifted": (
         ("tag_scores.mT, tags,", "tag_scores.mT, tags.roll(int(several), 1),"), 1,
         "loss:other", "what Net returns"),

@@ -343,7 +343,10 @@ class Comparison:
         most = self.batches[1].padding(n)
         twice = [sum(count - 1 for count in rows.values()) for rows in (a, b)]
         if n == 1 and a.total() and b.total() and a.total() != b.total():
-            self.say("differs", "batch", n, factor=f"{b.total() / a.total():.3g}", **values)
+            # All have the samples of A: nobody shares them out, or by what no loader tells.
+            each = self.batches[1].of_ranks(n)
+            which = "batch:same" if all(keys == a for keys in each) else "batch"
+            self.say("differs", which, n, factor=f"{b.total() / a.total():.3g}", **values)
         elif n == 1 and twice[1] > twice[0]:
             self.say("differs", "twice", n, twice=twice[1], **values)
         elif "shuffling" in self.without and (own := self.batches[1].of_own_order(n)):
