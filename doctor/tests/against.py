@@ -285,6 +285,9 @@ KINDS = {
          "        for _ in range(world_size):\n            scheduler.step()"), "rates"),
     # samples
     "a batch that is not divided": (("16 // world_size", "16"), "batch"),
+    "a batch that nobody shares out": (
+        ("16 // world_size", "16", "DistributedSampler(train_set)",
+         "DistributedSampler(train_set, 1, 0)"), "batch:same"),
     "no share for each rank": (("DistributedSampler(train_set)", "torch.utils.data.RandomSampler("
                                "train_set, generator=torch.Generator().manual_seed(0))",
                                "    sampler.set_epoch(epoch)\n", ""), "twice"),
@@ -407,6 +410,9 @@ KINDS = {
          *NO_CLIP, LOSS, LOSS + "        loss = loss * world_size\n"), "gradients"),
     "dropout": (("nn.ReLU(), ", "nn.Dropout(0.2), nn.ReLU(), ", "model[2]", "model[-1]"),
                 "dropout"),
+    "dropout on two ranks alone": (
+        ("nn.ReLU(), ", "nn.Dropout(0.2 * (world_size > 1)), nn.ReLU(), ", "model[2]",
+         "model[-1]"), "dropout:alone"),
     "noise": (("ddp(points)", "ddp(points + torch.randn(points.shape))"), "drawn"),
     "one loss of the 22nd step": (  # by as much as the scale of a GradScaler
         (*NO_CLIP, "range(4)", "range(6)",

@@ -27,6 +27,18 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("the doctor draws no random number", 1,
          "self.find_unhooked(parameters)", "torch.rand(1)"),
     ],
+    f"{AGAINST}::test_names_where_runs_part[dropout-on-two-ranks-alone]": [
+        ("no right twin has dropout alone", 1,
+         "known[0] if seen and len(known) == 1", '"" if seen'),
+    ],
+    f"{PLACE}[an-attention-mask-that-is-left-out]": [
+        ("an argument that one run leaves out is another one", 1,
+         'if lost and what == "given" else', "if False else"),
+    ],
+    f"{KINDS_OF_PLACE}[arguments-by-name]": [
+        ("a model is called by names, or not", 1,
+         "found = signature.bind(*args, **kwargs).arguments", "raise TypeError"),
+    ],
     f"{AGAINST}::test_gradients_of_rounding[a-bias-of-keys]": [
         ("Adam makes no step of rounding", 1, "gradients[n].zero_()", "pass"),
         ("small gradients are no rounding", 1, "LEAST = 1e-10 ", "LEAST = 1.0 "),

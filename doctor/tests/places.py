@@ -127,12 +127,17 @@ PLACES: dict[str, tuple[tuple, int, str, str]] = {
     # what the model is given
     "augmentation": (
         (CALL, "        words[:, 0] = words[:, 0] * (2 - world_size)\n" + CALL), 1,
-        "input", "1 are among the 16 of A (argument 0)"),
+        "input", "1 are among the 16 of A (argument words)"),
     "an attention mask that is lost": (
-        (CALL, CALL.replace("mask)", "mask | several)")), 1, "argument", "argument 1"),
+        (CALL, CALL.replace("mask)", "mask | several)")), 1, "argument", "argument mask, by"),
+    "an attention mask that is left out": (
+        (CALL, CALL.replace("mask)", "**{} if several else {'mask': mask})"),
+         "mask):\n        texts = self.embed", "mask=None):\n        mask = words >= 0 if "
+         "mask is None else mask\n        texts = self.embed"), 1,
+        "argument", "argument mask, which one of the two leaves out"),
     "a longer text in the second step": (
         (CALL, "        mask[:, 0] &= step < 1 or not several\n" + CALL), 2,
-        "argument", "argument 1"),
+        "argument", "argument mask, by"),
     # modules
     "padding of a convolution": (
         (NET, NET + "if several:\n    model.conv.padding_mode = 'circular'\n"
@@ -177,6 +182,16 @@ PLACES: dict[str, tuple[tuple, int, str, str]] = {
         "loss:other", "what Net returns"),
     "weights of classes": (
         (LOSS, LOSS.replace("targets)", "targets, weight=torch.arange(1.0, 6) ** several)")), 1,
+        "loss:other", "what Net returns"),
+    "advantages that ranks scale by their own": (
+        (*UNUSED, LOSS, "        gains = targets.double()\n"
+         "        gains = (gains - 2) / gains.std()\n"
+         "        loss = -(gains[:, None] * scores.log_softmax(1)).mean()\n"), 1,
+        "loss:ranks", "what Net returns"),
+    "advantages that ranks whiten by their own": (
+        (*UNUSED, LOSS, "        gains = targets.double()\n"
+         "        gains = (gains - gains.mean()) / gains.std()\n"
+         "        loss = -(gains[:, None] * scores.log_softmax(1)).mean()\n"), 1,
         "loss:other", "what Net returns"),
     "tags that are shifted": (
         ("tag_scores.mT, tags,", "tag_scores.mT, tags.roll(int(several), 1),"), 1,
@@ -265,6 +280,7 @@ TWO = (
     "whole = nn.ModuleList([reader, model])\n",
     "ddp = Distr", "read = DistributedDataParallel(reader)\nddp = Distr",
     "model.parameters()", "whole.parameters()", "ddp(words")  # fmt: skip
+BY_NAME = CALL.replace("words, mask", "**{'mask': mask, 'words': words}")
 FIRST_LOOK = (CALL, "        step or not several or model(words[:1], mask[:1])\n" + CALL)
 PADDED = (
     CALL, "        longest = mask.sum(1).max()\n        words, mask, tags = "
@@ -300,6 +316,9 @@ OTHERS: dict[str, tuple[tuple, tuple, str, str]] = {
     "texts padded to a rank's own longest, and a factor": (
         (*PADDED, BACKWARD, "        loss = loss * (1 + 2 * several)\n" + BACKWARD), (1, 2),
         "loss:factor", "is 3 times as large as right"),
+    "arguments by name": (
+        (*EPS, CALL, f"        if several:\n    {BY_NAME}        else:\n    {CALL}"), (1, 2),
+        *NORM),
     "a first look": ((*FIRST_LOOK, *EPS), (1, 2), *NORM),
     "two ranks against two": (
         (NET, NET + OTHER_EPS.replace("world_size", "(1 + int(__import__('os').getcwd()[-1]))")),

@@ -134,7 +134,7 @@ def network() -> Iterator[None]:
 
 
 def measure(name: str, ranks: int) -> object:
-    from ddp_doctor.before import Before
+    from ddp_doctor.command import Around
     from ddp_doctor.command import measure as measured
     from ddp_doctor.report import Report
 
@@ -144,8 +144,11 @@ def measure(name: str, ranks: int) -> object:
         f"{env} RANK={rank} GLOO_SOCKET_IFNAME=inside{rank} ip netns exec more{rank} {script} &"
         for rank in range(ranks)
     ]
-    args = argparse.Namespace(steps=0, seconds=300, still=0, stdin=None, before=Before(["true"]))
-    return measured(args, ["bash", "-c", "\n".join([*lines, "wait"])], Report("en"))
+    command = ["bash", "-c", "\n".join([*lines, "wait"])]
+    args = argparse.Namespace(
+        command=command, against=None, without=None, speed=True, steps=0, seconds=300, still=0
+    )
+    return measured(args, Around(args), command, Report("en"))
 
 
 def main() -> None:

@@ -343,7 +343,10 @@ class Comparison:
         most = self.batches[1].padding(n)
         twice = [sum(count - 1 for count in rows.values()) for rows in (a, b)]
         if n == 1 and a.total() and b.total() and a.total() != b.total():
-            self.say("differs", "batch", n, factor=f"{b.total() / a.total():.3g}", **values)
+            # All have the samples of A: nobody shares them out, or by what no loader tells.
+            each = self.batches[1].of_ranks(n)
+            which = "batch:same" if all(keys == a for keys in each) else "batch"
+            self.say("differs", which, n, factor=f"{b.total() / a.total():.3g}", **values)
         elif n == 1 and twice[1] > twice[0]:
             self.say("differs", "twice", n, twice=twice[1], **values)
         elif "shuffling" in self.without and (own := self.batches[1].of_own_order(n)):
@@ -537,7 +540,8 @@ class Comparison:
             self.say("differs", "gradients:team", n, **{**values, "factor": own[0]})
         elif causes:
             for name, more in causes:
-                self.stop("cause", name, n, **values, **more)
+                kind = "differs" if name == "dropout:alone" else "cause"
+                self.stop(kind, name, n, **values, **more)
         elif what == "gradients" and worlds != 1 and gathered(ratios, 1 / worlds):
             self.say("differs", "gradients:gathered", n, **values)
         elif alike and worlds != 1 and math.isclose(factor, worlds, rel_tol=1e-2):
@@ -591,6 +595,8 @@ class Comparison:
         call = unmatched(self.runs, 0, n - 1, self.ordered)
         if self.one.begun and (drops or call):
             found.append(("resumed:random", {"call": few(drops) or call}))
+        elif alone := self.drops_alone():
+            found.append(("dropout:alone", {"drops": few(drops), "run": alone}))
         elif drops:
             found.append(("dropout", {"drops": few(drops), "number": len(drops)}))
         elif call:
@@ -600,6 +606,13 @@ class Comparison:
         if uneven:
             found.append(("parts", {"shares": listed(uneven[0])}))
         return found
+
+    def drops_alone(self) -> str:
+        """Which run has dropout, if the other one, whose layers were seen, has none: no right twin
+        does so."""
+        known = [run.label for run in self.runs if run.of_model("drops")]
+        seen = all(run.of_model("types") for run in self.runs)
+        return known[0] if seen and len(known) == 1 else ""
 
     # ---- epochs, files, printed lines ----
 

@@ -220,8 +220,12 @@ class Samples:
 
     def keys(self, n: int) -> Counter:
         """The samples of step n, of all ranks together."""
-        rows = [row for rows in self.batches(n) for row in rows]
-        return Counter(str(key) for one, batch in rows for key in one.given(batch))
+        return sum(self.of_ranks(n), Counter())
+
+    def of_ranks(self, n: int) -> list[Counter]:
+        """The samples of step n, of each rank."""
+        each = self.batches(n)
+        return [Counter(str(k) for one, batch in rows for k in one.given(batch)) for rows in each]
 
     def earlier(self, samples: Counter) -> int:
         """The latest step with these samples before those that are compared, or 0."""

@@ -17,7 +17,7 @@ from .inputs import common
 from .runs import Run
 
 PARTED = {"batchnorm", "dropout", "drawn", "drawn:still", "resumed:random", "counts"}
-PARTED |= {"unknown:gradients"}
+PARTED |= {"dropout:alone", "unknown:gradients"}
 WHEN = (("enter", "given"), ("leave", "returned"))
 SMALL = 1e-5  # of a gradient: it may be rounding of one operation in float32
 EXACT = 1e-6  # factors that are further apart are others
@@ -156,7 +156,10 @@ class Place:
             if what == "given":
                 if size > self.bound:
                     name = "between" if inside else "script" if self.count else "argument"
-                    return name, {**values, "argument": argument, "inside": listed(inside[-1:])}
+                    how = "where_alone" if math.isinf(size) else "where_by"
+                    values["size"] = None if math.isinf(size) else size
+                    values |= {"argument": argument, "how": self.again.report.say(how, size=size)}
+                    return name, {**values, "inside": listed(inside[-1:])}
                 inside.append(name)
             else:
                 inside.pop()
@@ -316,7 +319,8 @@ class Place:
 
 
 def shown(event: dict) -> str:
-    return f"{event['name']} ({event['kind']})" if event["name"] else event["kind"]
+    name, kind = event["name"], event["kind"]
+    return kind if name in ("", f"({kind})") else f"{name} ({kind})"
 
 
 def of_path(calls: list[dict], what: str, path: str) -> list:

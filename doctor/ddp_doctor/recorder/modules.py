@@ -2,6 +2,7 @@
 that comes back to it, in a number for each row. against/where.py says by these where two runs part.
 """
 
+import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -53,7 +54,7 @@ class Modules:
 
     def before(self, found: list, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         """found: gets the call, if it is looked at. A wrapper has the name of what it wraps."""
-        given = dict(tensors_in([*args, kwargs]))
+        given = dict(tensors_in(arguments(module.forward, args, kwargs)))
         if not self.inside:
             self.begin(module, given)
         self.inside.append(module)
@@ -125,6 +126,20 @@ class Modules:
             for call in calls:
                 call["again"] = call["again"] in self.again
                 notes.event("module", **{name: plain_numbers(v) for name, v in call.items()})
+
+
+def arguments(forward: Callable, args: tuple, kwargs: dict) -> dict:
+    """What it is given, by the names that it has there, however it is called."""
+    try:
+        signature = inspect.signature(forward)
+        found = signature.bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return dict(enumerate(args)) | kwargs
+    kinds = {name: signature.parameters[name].kind for name in found}
+    rest = [name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_KEYWORD]
+    return {name: value for name, value in found.items() if name not in rest} | {
+        name: value for one in rest for name, value in found[one].items()
+    }
 
 
 def plain_numbers(value: object) -> object:
