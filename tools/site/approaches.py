@@ -23,7 +23,11 @@ NAMES = {
         "06_slurm": ("slurm", "Slurm", "a cluster that Slurm runs"),
         "04_apex": ("amp", "Mixed precision", "fp16, or code for Apex"),
         "05_horovod": ("horovod", "Horovod", "where it is in use"),
-        "07_dist_eval": ("evaluation", "Exact evaluation", "accuracy by class, confusions, each prediction"),
+        "07_dist_eval": (
+            "evaluation",
+            "Exact evaluation",
+            "accuracy by class, confusions, each prediction",
+        ),
         "01_dataparallel": ("dp", "DataParallel", "to understand old code"),
     },
     "zh": {
