@@ -183,7 +183,7 @@ def twins(folder: Path, zh: str, en: str) -> list[str]:
         ("code wrap", "code one_cycle", "lines differ"),
         ("--epochs 2", "--epochs 3", "fences at line"),
         ("`records_of`", "`RecordFiles`", "is there twice"),
-        ("(launching.md)", "(concepts.md)", "links are not the same"),
+        ("(tasks.md)", "(concepts.md)", "links are not the same"),
         ("python example", "python", "use a link, or mark it"),
     ],
 )
