@@ -234,6 +234,11 @@ def test_what_ran_where(tmp_path: Path) -> None:
     assert "8 张 H100 跑过 08、09 章；一张 L4" in line and "多卡还没有" not in line
     assert "02 到 05、07 章没有在显卡上跑过" in line
 
+    for name, there in (("index.md", "gpu.md"), ("gpu.md", "#results")):  # not to its own top
+        for language in ("en", "zh"):
+            (line,) = pages.table("tools/site/ran.py", f"{language}/{name}")
+            assert re.findall(r"\]\((.*?)\)", line) == [there], (language, name)
+
     missing = ran.never()
     for language, readme in (("en", "README.md"), ("zh", "README.zh-CN.md")):
         words = approaches.WORDS[language]["untried"]

@@ -60,13 +60,14 @@ def diff(path: str, found: Directive, language: str) -> list[str]:
     return fenced("diff", lines)
 
 
-def table(path: str, language: str, key: str = "") -> list[str]:
+def table(path: str, page: str, key: str = "") -> list[str]:
     """A result of the benchmark, or the rows of the chapter `key`; or a file of Markdown, or its
-    part from <!-- key --> on; or what approaches.py or ran.py makes."""
+    part from <!-- key --> on; or what approaches.py or ran.py makes. page: such as en/gpu.md."""
+    language = page[:2]
     if path.endswith("approaches.py"):
         return differing(language) if key else overview(language)
     if path.endswith("ran.py"):
-        return [ran(language, "gpu.md")]
+        return [ran(language, "" if page == f"{language}/gpu.md" else "gpu.md")]
     if path.endswith(".json"):
         return tables(ROOT / path, language, key)
     text = (ROOT / path).read_text(encoding="utf-8")
@@ -101,7 +102,7 @@ def made_of(found: Directive, page: str) -> list[str]:
         case "figure":
             return figure(path, *found.words, page)
         case "table":
-            return table(path, language, *found.words)
+            return table(path, page, *found.words)
         case "verdict":
             (first, *rest), said = verdict(path, *found.words, language)
             first = first.partition(" · ")[0]  # the link above names the file

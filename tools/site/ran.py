@@ -15,15 +15,18 @@ SMOKE = re.compile(
 WORDS = {
     "en": {
         "line": "**What has run where**: {ran}, and nobody has trained on the whole of ImageNet. "
-        "Over {tests} tests run on CPUs, with two processes and more. "
-        "[Results; two GPUs or eight: one command]({gpu}).",
+        "Over {tests} tests run on CPUs, with two processes and more. ",
+        "there": "[Results; two GPUs or eight: one command]({gpu}).",
+        "here": "[Results](#results).",
         "gpu": "chapters {chapters} on {count} {name}",
         "never": "{} on no GPU", "none": "nothing yet on several GPUs",
         "range": "{} to {}", "and": " and ", "comma": "; ",
     },
     "zh": {
         "line": "**在什么上跑过**：{ran}，也没有人用完整的 ImageNet 训练过。"
-        "{tests} 多个测试在 CPU 上跑，用两个以上的进程。[结果；有两张或八张卡：一条命令]({gpu})。",
+        "{tests} 多个测试在 CPU 上跑，用两个以上的进程。",
+        "there": "[结果；有两张或八张卡：一条命令]({gpu})。",
+        "here": "[结果](#results)。",
         "gpu": "{count} {name} 跑过 {chapters} 章",
         "never": "{} 章没有在显卡上跑过", "none": "多卡还没有跑过",
         "range": "{} 到 {}", "and": "、", "comma": "；",
@@ -102,7 +105,8 @@ def tests() -> int:
 
 
 def line(language: str, gpu: str, folder: Path = RESULTS) -> str:
-    """gpu: the link to the page on GPUs."""
+    """gpu: the link to the page on GPUs; empty on that page itself, where it leads down to the
+    results."""
     words, rows = WORDS[language], on_gpus(folder)
     told = []
     for name, count, passed in rows:
@@ -113,4 +117,5 @@ def line(language: str, gpu: str, folder: Path = RESULTS) -> str:
         told.append(words["never"].format(named(missing, language)))
     if all(count == 1 for _, count, _ in rows):
         told.append(words["none"])
-    return words["line"].format(ran=words["comma"].join(told), tests=tests(), gpu=gpu)
+    link = words["there" if gpu else "here"].format(gpu=gpu)
+    return words["line"].format(ran=words["comma"].join(told), tests=tests()) + link
