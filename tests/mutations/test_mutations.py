@@ -15,7 +15,7 @@ def files_of(mutation: Mutation) -> list[Path]:
     files = [*sorted(ROOT.glob("0[1-9]_*/main.py")), ROOT / "docs/overrides/main.html"]
     files += ROOT.glob("docs/examples/language_model/*.diff")
     files += [ROOT / f"tools/{name}.py" for name in ("fits", "gpu_check", "links", "toy_imagenet")]
-    files += [ROOT / f"tools/site/{name}.py" for name in ("hooks", "plain", "theme")]
+    files += [ROOT / f"tools/site/{name}.py" for name in ("hooks", "pages", "plain", "theme")]
     files += [ROOT / f"docs/assets/stylesheets/{name}.css" for name in ("site", "approaches")]
     return files + sorted(ROOT.glob("docs/assets/javascripts/s*.js"))
 
