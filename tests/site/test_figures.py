@@ -121,25 +121,6 @@ def test_timeline_is_that_of_the_model(scripts: Page) -> None:
         assert found["efficiency"] == pytest.approx(computes / takes), state
 
 
-def test_the_text_says_what_the_picture_shows(scripts: Page) -> None:
-    numbers = """given => {
-        const { compute, fields, presets } = cookbook.figures.overlap;
-        const state = cookbook.fit(fields, { ...presets.hidden, ...given });
-        const { hidden, step, total, buckets } = compute(state);
-        const shown = [1000 * step, 1000 * (step - total)].map(time => cookbook.rounded(time));
-        return [...shown, (100 * hidden).toFixed(0) + "%", String(buckets.length)];
-    }"""
-    for language in ("en", "zh"):
-        page = (ROOT / f"docs/{language}/concepts.md").read_text("utf-8")
-        text = page.partition('/overlap.js "figure hidden")\n')[2].partition("<!-- end -->\n\n")[2]
-        text = text.partition("\n")[0]
-        for given in ({}, {"bandwidth": "5"}):
-            *wanted, buckets = scripts.evaluate(numbers, given)
-            found = text.replace(" %", "%")  # Chinese has no blank there
-            assert all(number in found for number in wanted), (language, given, wanted)
-        assert f" {buckets} " in text, language
-
-
 # --- in the page ----------------------------------------------------------------------------------
 
 
