@@ -35,6 +35,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("an argument that one run leaves out is another one", 1,
          'if lost and what == "given" else', "if False else"),
     ],
+    f"{KINDS_OF_PLACE}[a-checkpoint-that-is-reentrant,-and-a-hook-in-it]": [
+        ("what a checkpoint computes again has the gradients", 1, "if len(calls) == 1 and torch",
+         "if False and torch"),
+    ],
     f"{KINDS_OF_PLACE}[arguments-by-name]": [
         ("a model is called by names, or not", 1,
          "found = signature.bind(*args, **kwargs).arguments", "raise TypeError"),

@@ -292,6 +292,11 @@ OTHERS: dict[str, tuple[tuple, tuple, str, str]] = {
     "a checkpoint, and a hook": ((*CHECKPOINT, *HOOK), (1, 2), *EMBEDDED),
     "a checkpoint that is reentrant": ((*REENTRANT, *EPS), (1, 2), *NORM),
     "a checkpoint that is reentrant, and a hook": ((*REENTRANT, *HOOK), (1, 2), *EMBEDDED),
+    "a checkpoint that is reentrant, and a hook in it": (
+        (*REENTRANT, "return shares @ self.values(texts)", "values = self.values(texts)\n"
+         "        several and values.requires_grad and values.register_hook(lambda g: 2 * g)\n"
+         "        return shares @ values"), (1, 2),
+        "backward", "That of what blocks.1.attention.values (Linear)"),
     "FSDP2": ((*SHARDED, *EPS), (1, 2), *NORM),
     "FSDP2, and a loss times the number of ranks": (
         (*SHARDED, *TIMES), (1, 2), "loss:processes", "what Net returns"),
