@@ -39,6 +39,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("what a checkpoint computes again has the gradients", 1, "if len(calls) == 1 and torch",
          "if False and torch"),
     ],
+    f"{KINDS_OF_PLACE}[an-argument-that-one-run-alone-gives]": [
+        ("an argument may be left out rightly", 1, "if not alone:\n                        return",
+         "if True:\n                        return"),
+    ],
     f"{KINDS_OF_PLACE}[arguments-by-name]": [
         ("a model is called by names, or not", 1,
          "found = signature.bind(*args, **kwargs).arguments", "raise TypeError"),
