@@ -664,7 +664,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "return images if False else"),
     ],
     f"{AGAINST}::test_nothing_differs[2-a-layer-that-is-whole-beside-parts,-averaged]": [
-        ("in how many parts a tensor is", 1, "math.sqrt(len(row) / parts)", "math.sqrt(len(row))"),
+        ("in how many parts a tensor is", 1, "math.sqrt(len(row) / count)", "math.sqrt(len(row))"),
         ("the state of a part is no other state", 1, "or (parts and len(worlds) > 1)", ""),
     ],
     f"{DIVIDED}[lora-after,-frozen]": [
