@@ -45,7 +45,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{KINDS_OF_PLACE}[arguments-by-name]": [
         ("a model is called by names, or not", 1,
-         "found = signature.bind(*args, **kwargs).arguments", "raise TypeError"),
+         "bound = signature.bind(*args, **kwargs)", "raise TypeError"),
     ],
     f"{AGAINST}::test_gradients_of_rounding[a-bias-of-keys]": [
         ("Adam makes no step of rounding", 1, "gradients[n].zero_()", "pass"),

@@ -146,14 +146,11 @@ def arguments(forward: Callable, args: tuple, kwargs: dict) -> dict:
     """What it is given, by the names that it has there, however it is called."""
     try:
         signature = inspect.signature(forward)
-        found = signature.bind(*args, **kwargs).arguments
+        bound = signature.bind(*args, **kwargs)
     except (TypeError, ValueError):
         return dict(enumerate(args)) | kwargs
-    kinds = {name: signature.parameters[name].kind for name in found}
-    rest = [name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_KEYWORD]
-    return {name: value for name, value in found.items() if name not in rest} | {
-        name: value for one in rest for name, value in found[one].items()
-    }
+    names = [name for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD]
+    return {name: bound.arguments[name] for name in names if name in bound.arguments} | bound.kwargs
 
 
 def plain_numbers(value: object) -> object:
