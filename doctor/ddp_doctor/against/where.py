@@ -173,6 +173,7 @@ class Place:
                 if size > self.bound:
                     leaf = latest == (*key[:4], "given")
                     if key[:4] in lacking:
+                        self.left_out.clear()
                         return next(iter(lacking.values()))  # on the way to this one
                     return ("module" if leaf else "own"), values
                 if size < 0:
