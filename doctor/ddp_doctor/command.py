@@ -18,8 +18,8 @@ this torch lacks what the recorder attaches to, or the recorder had to stop, els
 0. --explain ID says more of a finding.
 
 --against COMMAND runs COMMAND first, the same training on one process, say, both
-for 30 steps, and says where the two part: then 1 is also for a difference that
-no known cause explains, and 3 for what could not be compared.
+for 30 steps or a few more, and says where the two part: then 1 is also for a
+difference that no known cause explains, and 3 for what could not be compared.
 """
 
 import argparse

@@ -132,8 +132,10 @@ PLACES: dict[str, tuple[tuple, int, str, str]] = {
         (CALL, CALL.replace("mask)", "mask | several)")), 1, "argument", "argument mask, by"),
     "an attention mask that is left out": (
         (CALL, CALL.replace("mask)", "**{} if several else {'mask': mask})"),
-         "mask):\n        texts = self.embed", "mask=None):\n        mask = words >= 0 if "
-         "mask is None else mask\n        texts = self.embed"), 1,
+         "mask):\n        texts = self.embed", "mask=None):\n        texts = self.embed",
+         "        shares = scores.masked_fill(~mask[:, None], -1e9).softmax(-1)",
+         "        lost = torch.zeros(12) if mask is None else -1e9 * ~mask[:, None]\n"
+         "        shares = (scores + lost).softmax(-1)"), 1,
         "argument", "argument mask, which one of the two leaves out"),
     "a longer text in the second step": (
         (CALL, "        mask[:, 0] &= step < 1 or not several\n" + CALL), 2,
@@ -292,6 +294,11 @@ OTHERS: dict[str, tuple[tuple, tuple, str, str]] = {
     "a checkpoint, and a hook": ((*CHECKPOINT, *HOOK), (1, 2), *EMBEDDED),
     "a checkpoint that is reentrant": ((*REENTRANT, *EPS), (1, 2), *NORM),
     "a checkpoint that is reentrant, and a hook": ((*REENTRANT, *HOOK), (1, 2), *EMBEDDED),
+    "a checkpoint that is reentrant, and a hook in it": (
+        (*REENTRANT, "return shares @ self.values(texts)", "values = self.values(texts)\n"
+         "        several and values.requires_grad and values.register_hook(lambda g: 2 * g)\n"
+         "        return shares @ values"), (1, 2),
+        "backward", "That of what blocks.1.attention.values (Linear)"),
     "FSDP2": ((*SHARDED, *EPS), (1, 2), *NORM),
     "FSDP2, and a loss times the number of ranks": (
         (*SHARDED, *TIMES), (1, 2), "loss:processes", "what Net returns"),
@@ -316,6 +323,10 @@ OTHERS: dict[str, tuple[tuple, tuple, str, str]] = {
     "texts padded to a rank's own longest, and a factor": (
         (*PADDED, BACKWARD, "        loss = loss * (1 + 2 * several)\n" + BACKWARD), (1, 2),
         "loss:factor", "is 3 times as large as right"),
+    "an argument that one run alone gives": (
+        (*EPS, CALL, CALL.replace("mask)", "mask, **{} if several else {'more': targets})"),
+         "mask):\n        texts = self.embed", "mask, more=None):\n        texts = self.embed"),
+        (1, 2), *NORM),
     "arguments by name": (
         (*EPS, CALL, f"        if several:\n    {BY_NAME}        else:\n    {CALL}"), (1, 2),
         *NORM),

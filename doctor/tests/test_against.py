@@ -574,7 +574,7 @@ PAIRS = [(path, sizes) for path in RIGHT for sizes in ((1, 2), (2, 2))
     table(
         PAIRS, [pair for pair in PAIRS if pair[0].stem == "unequal_joined" and pair[1] == (2, 2)]
     ),
-    ids=lambda value: getattr(value, "stem", None),
+    ids=lambda value: getattr(value, "stem", None) or "-".join(map(str, value)),
 )
 def test_accuses_no_right_program(path: Path, sizes: tuple, crew: Crew, tmp_path: Path) -> None:
     without = "shuffling,batchnorm,dropout" if sizes[0] == 1 else ""

@@ -595,7 +595,7 @@ class Comparison:
         call = unmatched(self.runs, 0, n - 1, self.ordered)
         if self.one.begun and (drops or call):
             found.append(("resumed:random", {"call": few(drops) or call}))
-        elif alone := self.drops_alone():
+        elif drops and (alone := self.drops_alone()):
             found.append(("dropout:alone", {"drops": few(drops), "run": alone}))
         elif drops:
             found.append(("dropout", {"drops": few(drops), "number": len(drops)}))
@@ -610,9 +610,10 @@ class Comparison:
     def drops_alone(self) -> str:
         """Which run has dropout, if the other one, whose layers were seen, has none: no right twin
         does so."""
-        known = [run.label for run in self.runs if run.of_model("drops")]
-        seen = all(run.of_model("types") for run in self.runs)
-        return known[0] if seen and len(known) == 1 else ""
+        layers = [[e for rank in run.everyone for e in rank.events["layers"]] for run in self.runs]
+        known = [run.label for run, found in zip(self.runs, layers, strict=True)
+                 if any(event["drops"] for event in found)]  # fmt: skip
+        return known[0] if all(layers) and len(known) == 1 else ""
 
     # ---- epochs, files, printed lines ----
 

@@ -129,24 +129,33 @@ class Run:
     def figures(self, what: str, n: int, step: int) -> dict[str, tuple]:
         """Name of a tensor -> its norm and its sample; of parts, the norm of all ranks together."""
         shared = self.shared_out and what != "fixed"
-        ranks = self.everyone if self.sharded or shared else [self.first]
+        number = 0 if what == "fixed" else self.optimizer(step)
+        parts = self.renewed(number, n + (what == "weights"))  # which are those before step n + 1
+        sharded = self.sharded or max(parts, default=1) > 1
+        ranks = self.everyone if sharded or shared else [self.first]
         values = [rank.figures[what].get(self.begun + n, []) for rank in ranks]
         values = [sum(values, [])] if shared else values
         if what == "unclipped" and not any(values):
             return self.figures("gradients", n, step)
-        number = 0 if what == "fixed" else self.optimizer(step)
         names = [name for name, _ in self.names.get(number, [])]
         if any(len(value) != len(names) for value in values):
             return {}
         rows = [tuple(row) for row in values[0]]
-        if self.sharded:
+        if sharded:
             rows = [
-                (math.hypot(*(norm for norm, _ in row)) / math.sqrt(len(row) / parts), None)
-                if parts > 1
+                (math.hypot(*(norm for norm, _ in row)) / math.sqrt(len(row) / count), None)
+                if count > 1
                 else tuple(row[0])
-                for parts, *row in zip(self.parts[number], *values, strict=True)
+                for count, *row in zip(parts or self.parts[number], *values, strict=True)
             ]
         return dict(zip(names, rows, strict=True))
+
+    def renewed(self, number: int, step: int) -> list:
+        """Parts of this optimizer's tensors in this step, if another one has taken its place by
+        then: that of a whole model may be followed by that of one in parts."""
+        made = [e for e in self.first.events["optimizer"] if e["number"] == number]
+        before = [e["parts"] for e in made if e["place"] < self.begun + step]
+        return before[-1] if len(made) > 1 and before else []
 
 
 def run_of(label: str, ranks: list[Rank]) -> Run:

@@ -130,6 +130,7 @@ class Place:
         self.order: list[int | None] = []  # of each sample of B, in turn: which one of A it is,
         self.samples = 0  # of so many
         self.unseen: list[str] = []  # modules whose rows are no samples
+        self.left_out: list[str] = []  # arguments that one run does not give
         self.before = again.report.say("where_given")  # or the latest module that returns the same
         self.count = 0  # modules that do
         self.behind = ""  # the latest module with the same gradient, from the end
@@ -138,6 +139,7 @@ class Place:
         """The name of what is said, and its values."""
         name, values = self.forward() or self.backward() or self.after(parted)
         more = {"unseen": list(dict.fromkeys(self.unseen)), "alone": self.alone}
+        more |= {"left_out": self.left_out}
         values = {"before": self.before, "count": self.count, **values}
         return name, {**values, "more": [pair for pair in more.items() if pair[1]]}
 
@@ -145,6 +147,7 @@ class Place:
 
     def forward(self) -> tuple[str, dict] | None:
         inside, passes, latest = [], set(), None
+        lacking = {}  # calls that lack an argument in one run, which may not need it
         for key in self.keys:
             mine, theirs = self.one[key], self.two[key]
             what, name = key[4], shown(theirs[0])
@@ -155,16 +158,23 @@ class Place:
             values = {"name": name, "at": short(theirs[0]["at"]), "size": size}
             if what == "given":
                 if size > self.bound:
-                    name = "between" if inside else "script" if self.count else "argument"
-                    how = "where_alone" if math.isinf(size) else "where_by"
-                    values["size"] = None if math.isinf(size) else size
-                    values |= {"argument": argument, "how": self.again.report.say(how, size=size)}
-                    return name, {**values, "inside": listed(inside[-1:])}
+                    which = "between" if inside else "script" if self.count else "argument"
+                    alone = math.isinf(size)
+                    how = self.again.report.say("where_alone" if alone else "where_by", size=size)
+                    values |= {"argument": argument, "how": how, "inside": listed(inside[-1:])}
+                    values |= {"before": self.before, "size": None if alone else size}
+                    if not alone:
+                        return which, values
+                    lacking[key[:4]] = which, values
+                    self.left_out.append(f"{argument} of {name}")
                 inside.append(name)
             else:
                 inside.pop()
                 if size > self.bound:
                     leaf = latest == (*key[:4], "given")
+                    if key[:4] in lacking:
+                        self.left_out.clear()
+                        return next(iter(lacking.values()))  # on the way to this one
                     return ("module" if leaf else "own"), values
                 if size < 0:
                     self.unseen.append(name)
@@ -189,7 +199,7 @@ class Place:
                 rows = [of_samples(r, s) for (r, _), s in zip(tensors, samples, strict=True)]
                 a, b = (sum(part, []) for part in (rows[: len(mine)], rows[len(mine) :]))
                 found.append((len(set(a)), common(a, b), path, a, b))
-        if len({len(e["given"]) for e in calls}) > 1 or not found:
+        if not found:
             return None
         _, both, path, a, b = max(found)
         size = len(a)
@@ -202,7 +212,7 @@ class Place:
                 # Of rows that are alike nobody knows which is which: noise may tell them apart.
                 order = sorted(turns, key=turns.get)
                 self.order += [n if a.count(a[n]) == 1 else None for n in order]
-        elif not self.order:
+        elif not self.order and len({len(e["given"]) for e in calls}) == 1:
             return {"argument": path, "mine": size, "theirs": len(b), "common": both}
         return None
 

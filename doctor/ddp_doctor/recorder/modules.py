@@ -4,7 +4,7 @@ that comes back to it, in a number for each row. against/where.py says by these 
 
 import inspect
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, wraps
 from itertools import count
@@ -36,6 +36,7 @@ class Modules:
         self.samples = 0  # of this pass
         self.places = 0  # of its texts, which may be padded to the longest of a rank's own
         self.again: set[int] = set()  # modules that a checkpoint has called in a backward pass
+        self.pending = defaultdict(list)  # id of a module -> calls without gradients
 
     def look(self, module: torch.nn.Module) -> bool:
         """Not at what a checkpoint computes once more; nor at the parts of a batch that
@@ -89,11 +90,23 @@ class Modules:
         for call in found:
             call |= {"returned": self.rows(returned), "leave": next(self.moments)}
             self.calls.append(call)
-            for path, tensor in returned.items():
-                if tensor.grad_fn is not None:  # a hook of the tensor would be copied with it
-                    call["gradients"][path] = None, None  # none has come
-                    add = partial(self.add, call, path, tensor.output_nr)
-                    tensor.grad_fn.register_prehook(partial(notes.call, "modules", add))
+            self.follow(call, returned)
+            if not call["gradients"]:
+                self.pending[call["again"]].append(call)
+
+    def follow(self, call: dict, returned: dict) -> None:
+        for path, tensor in returned.items():
+            if tensor.grad_fn is not None:  # a hook of the tensor would be copied with it
+                call["gradients"][path] = None, None  # none has come
+                add = partial(self.add, call, path, tensor.output_nr)
+                tensor.grad_fn.register_prehook(partial(notes.call, "modules", add))
+
+    def once_more(self, module: torch.nn.Module, result: object) -> None:
+        """A checkpoint (use_reentrant=True) computes without gradients at first. Of several calls
+        nobody knows which one this is."""
+        calls = self.pending.get(id(module), [])
+        if len(calls) == 1 and torch._C._current_graph_task_id() >= 0:
+            self.follow(calls.pop(), dict(tensors_in([result])))
 
     def add(self, call: dict, path: str, place: int, gradients: tuple) -> None:
         """Of several backward passes, the sum."""
@@ -123,6 +136,7 @@ class Modules:
         """At the end of the step, before anybody counts it."""
         if self.step and training.steps == self.step - 1 and not training.done:
             calls, self.calls = self.calls, []
+            self.pending.clear()
             for call in calls:
                 call["again"] = call["again"] in self.again
                 notes.event("module", **{name: plain_numbers(v) for name, v in call.items()})
@@ -132,14 +146,11 @@ def arguments(forward: Callable, args: tuple, kwargs: dict) -> dict:
     """What it is given, by the names that it has there, however it is called."""
     try:
         signature = inspect.signature(forward)
-        found = signature.bind(*args, **kwargs).arguments
+        bound = signature.bind(*args, **kwargs)
     except (TypeError, ValueError):
         return dict(enumerate(args)) | kwargs
-    kinds = {name: signature.parameters[name].kind for name in found}
-    rest = [name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_KEYWORD]
-    return {name: value for name, value in found.items() if name not in rest} | {
-        name: value for one in rest for name, value in found[one].items()
-    }
+    names = [name for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD]
+    return {name: bound.arguments[name] for name in names if name in bound.arguments} | bound.kwargs
 
 
 def plain_numbers(value: object) -> object:
@@ -186,7 +197,10 @@ def watch(probe: str, own: Callable) -> None:
     @wraps(own)
     def call(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
         if not (modules.step and modules.look(module)):
-            return own(module, *args, **kwargs)
+            result = own(module, *args, **kwargs)
+            if modules.pending:
+                notes.call(probe, modules.once_more, module, result)
+            return result
         found, depth = [], len(modules.inside)
         notes.call(probe, modules.before, found, module, args, kwargs)
         try:
