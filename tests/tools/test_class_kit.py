@@ -1,5 +1,6 @@
 """class.zip: what docs/en/class.md promises of it; the doctor judges as its answers say."""
 
+import os
 import re
 import sys
 import zipfile
@@ -49,9 +50,11 @@ def test_students_are_told_nothing(kit: Path) -> None:
 
 
 def judged(kit: Path, folder: Path, script: Path, *flags: str) -> str:
+    """As in a student's shell, whose environment is active."""
+    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for name in ("single.py", "doctor.pyz"):
         (folder / name).write_bytes((kit / name).read_bytes())
-    return run([sys.executable, "doctor.pyz", *flags, *LAUNCH, script], folder).stdout
+    return run(["python", "doctor.pyz", *flags, *LAUNCH, script], folder, env=env).output
 
 
 @pytest.mark.proof
