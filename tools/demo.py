@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = Path("data", "toy")
 # For two slow cores: a step of ResNet-18, which has nine times the weights, costs them more than
 # twice as much, at two thirds of the width.
-TOY = ("--size", 160)
-MODEL = ("--arch", "shufflenet_v2_x1_0", "--image-size", 96, "--lr", 0.3)
-EPOCHS, BATCH_SIZE = 7, 32
+TOY = ("--size", 160, "--spread", 10)
+MODEL = ("--arch", "shufflenet_v2_x1_0", "--image-size", 96, "--lr", 0.2)
+EPOCHS, BATCH_SIZE = 6, 32
 STARTED_BY_TORCHRUN = ("02_distributed", "04_apex", "07_dist_eval", "08_fsdp2")
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     if chapter not in STARTED_BY_TORCHRUN:
         raise SystemExit(f"demo: {chapter} is none of {', '.join(STARTED_BY_TORCHRUN)}")
     if not (ROOT / DATA).exists():
-        call("drawing 2000 JPEG files, 19 MB", sys.executable, "tools/toy_imagenet.py", DATA, *TOY)
+        call("drawing 2000 JPEG files, 18 MB", sys.executable, "tools/toy_imagenet.py", DATA, *TOY)
     processes = torch.cuda.device_count() or 2
     # The toy is small: more GPUs share the batch, so that the number of steps stays.
     batch_size = max(BATCH_SIZE // processes, 1) * processes
