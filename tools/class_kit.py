@@ -2,9 +2,9 @@
 
     python tools/class_kit.py class.zip doctor.pyz
 
-The sheet in both languages, single.py, the doctor, and six scripts: each is multi.py with one
-mistake and without a word about it. What is wrong with which is in answers/, for the teacher. Needs
-Python alone.
+The sheet and the eight steps in both languages, single.py, the doctor, and six scripts: each is
+multi.py with one mistake and without a word about it. What is wrong with which is in answers/, for
+the teacher. Needs Python alone.
 """
 
 import difflib
@@ -78,7 +78,28 @@ MISTAKES = {
         "所以只有 --against 能发现。",
     ),
 }
-LAUNCH = "torchrun --standalone --nproc-per-node 2"
+STEPS = ("convert.md#diff", "convert.md#steps", "convert.md#check")
+# What the sheet asks below its table.
+QUESTIONS = {
+    "en": """## The questions
+
+1. `1.py` step 5, `2.py` step 4, `3.py` step 6, `4.py` steps 3 and 5, `5.py` step 6 on rank 1,
+   `6.py` step 2.
+2. All but `3.py` and `5.py`. The first indices of an epoch, printed on each rank, tell of `1.py`
+   and `4.py`, and the weights of `2.py`; the steps of an epoch, 20, tell of `4.py`, which has 41,
+   and of `6.py`, which has 10.
+3. The doctor says `Nothing found.`, and with `--against` `Nothing differs.`
+""",
+    "zh": """## 三个问题
+
+1. `1.py` 缺第 5 步，`2.py` 第 4 步，`3.py` 第 6 步，`4.py` 第 3 和第 5 步，
+   `5.py` 的 rank 1 缺第 6 步，`6.py` 缺第 2 步。
+2. 除了 `3.py` 和 `5.py` 都数到了。在每个 rank 上打印一个 epoch 开头的几个下标，
+   就能发现 `1.py` 和 `4.py`；打印权重能发现 `2.py`；
+   一个 epoch 应该有 20 步，`4.py` 有 41 步，`6.py` 只有 10 步。
+3. doctor 说`没有发现问题。`，加 `--against` 则是`没有差别。`
+""",
+}
 
 
 def right() -> str:
@@ -106,7 +127,17 @@ def answers(language: str) -> str:
         found = f"`{finding}`" if finding else nothing
         text += f"\n## {name}: {found}\n\n{said[language == 'zh']}\n\n"
         text += "```diff\n" + "\n".join(lines) + "\n```\n"
-    return text
+    return f"{text}\n{QUESTIONS[language]}"
+
+
+def printed(page: Path, steps: str) -> str:
+    """A page to be read from the folder, which has the eight steps in a file of that name: without
+    the names of its headings."""
+
+    def lead(to: str) -> str:
+        return steps if to in STEPS else to * to.startswith("http")
+
+    return re.sub(r" \{#[\w-]+\}$", "", plain(page.read_text("utf-8"), lead), flags=re.M)
 
 
 def main() -> None:
@@ -117,10 +148,11 @@ def main() -> None:
         **{f"mistakes/{name}": script(name) for name in MISTAKES},
         "answers/multi.py": (EXAMPLES / "multi.py").read_bytes(),
     }
-    for language, sheet in (("en", "SHEET.md"), ("zh", "SHEET.zh-CN.md")):
-        page = (ROOT / f"docs/{language}/class.md").read_text("utf-8")
-        made[sheet] = plain(page, lambda to: to * to.startswith("http"))
-        made[f"answers/{sheet.replace('SHEET', 'ANSWERS')}"] = answers(language)
+    for language, end in (("en", ".md"), ("zh", ".zh-CN.md")):
+        pages, steps = ROOT / f"docs/{language}", f"STEPS{end}"
+        made[f"SHEET{end}"] = printed(pages / "class.md", steps)
+        made[steps] = printed(pages / "convert.md", steps)
+        made[f"answers/ANSWERS{end}"] = answers(language)
     beside = out.with_name(f"{out.name}.tmp")  # a full disk leaves no half file
     with zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in made.items():  # of one date: the same pages give the same file

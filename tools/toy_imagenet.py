@@ -103,23 +103,28 @@ def shape_mask(outline: np.ndarray, width: int, height: int) -> Image.Image:
 # ---- pictures ----
 
 
-def surface(rng: np.random.Generator, brightness: float, size: tuple[int, int]) -> Image.Image:
-    """RGB picture of two colours around a brightness (0 to 255), mixed by smooth noise: slow
-    gradients, clouds, streaks, fine grain."""
-    colours = np.clip(brightness + rng.uniform(-45, 45, (2, 3)), 0, 255).astype(int).tolist()
+def surface(
+    rng: np.random.Generator, brightness: float, spread: float, size: tuple[int, int]
+) -> Image.Image:
+    """RGB picture of two colours around a brightness (0 to 255), apart from it by up to `spread`,
+    mixed by smooth noise: slow gradients, clouds, streaks, fine grain."""
+    off = rng.uniform(-spread, spread, (2, 3))
+    colours = np.clip(brightness + off, 0, 255).astype(int).tolist()
     bumps = np.exp(rng.uniform(np.log(2), np.log(30), 2)).astype(int)
     noise = Image.fromarray(rng.integers(0, 256, bumps, dtype=np.uint8))
     one, other = (Image.new("RGB", size, tuple(colour)) for colour in colours)
     return Image.composite(one, other, noise.resize(size, Image.Resampling.BICUBIC))
 
 
-def draw(label: str, rng: np.random.Generator, width: int, height: int) -> Image.Image:
+def draw(
+    label: str, rng: np.random.Generator, spread: float, width: int, height: int
+) -> Image.Image:
     """RGB picture of `width` x `height` pixels that shows the shape `label`, a key of SHAPES."""
     # By the toss of a coin the shape is light or dark: there is contrast enough to see it, and
     # the mean colour does not follow from how much the shape covers.
     brightness = [rng.uniform(165, 215), rng.uniform(45, 95)]
     rng.shuffle(brightness)
-    ground, figure = (surface(rng, value, (width, height)) for value in brightness)
+    ground, figure = (surface(rng, value, spread, (width, height)) for value in brightness)
     grain = rng.uniform(3, 12) * rng.standard_normal((height, width, 1), dtype=np.float32)
 
     mask = shape_mask(place(label, rng, width, height), width, height)
@@ -127,7 +132,7 @@ def draw(label: str, rng: np.random.Generator, width: int, height: int) -> Image
     return Image.fromarray(np.clip(clean + grain, 0, 255).astype(np.uint8))
 
 
-def write_picture(task: Task, size: int) -> None:
+def write_picture(task: Task, size: int, spread: float) -> None:
     """Draw and write the JPEG of a task: its path, its label, the entropy of its stream."""
     path, label, entropy = task
     rng = np.random.default_rng(entropy)
@@ -136,21 +141,22 @@ def write_picture(task: Task, size: int) -> None:
         sides = sides[::-1]
     # Through memory: on a full disk, Pillow 13.0 cuts a file short without an error.
     encoded = io.BytesIO()
-    draw(label, rng, *sides).save(encoded, format="JPEG", quality=90)
+    draw(label, rng, spread, *sides).save(encoded, format="JPEG", quality=90)
     path.write_bytes(encoded.getbuffer())
 
 
 # ---- the folder ----
 
 
-def run_tasks(tasks: list[Task], size: int, workers: int) -> None:
+def run_tasks(tasks: list[Task], size: int, spread: float, workers: int) -> None:
     """Write the pictures in `workers` processes, with a bar where there is a terminal."""
     # spawn, not fork: a caller that has started threads (torch does) could hang a forked worker.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), end_with_parent)
     try:
         # A terminal sends Ctrl-C to all processes: the workers inherit that it is blocked.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        written = pool.map(partial(write_picture, size=size), tasks, chunksize=PICTURES_AT_ONCE)
+        write = partial(write_picture, size=size, spread=spread)
+        written = pool.map(write, tasks, chunksize=PICTURES_AT_ONCE)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for _ in tqdm(written, total=len(tasks), unit=" pictures", disable=None):
             pass
@@ -164,6 +170,7 @@ def write_toy_imagenet(
     per_class: int = 200,
     val_per_class: int | None = None,
     size: int = 500,
+    spread: int = 45,
     seed: int = 0,
     workers: int = 1,
 ) -> None:
@@ -184,7 +191,7 @@ def write_toy_imagenet(
                 tasks += [
                     (folder / f"{label}_{i:05d}.jpg", label, [seed, s, k, i]) for i in range(count)
                 ]
-        run_tasks(tasks, size, workers)
+        run_tasks(tasks, size, spread, workers)
         # Fails if somebody has filled `out` meanwhile.
         complete.rename(out)
 
@@ -202,6 +209,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "per-class": (200, "training pictures of each class (200)"),
         "val-per-class": (None, "validation pictures of each (a quarter of the above)"),
         "size": (500, "long side in pixels; the short one is three quarters of it (500)"),
+        "spread": (45, "how far colours may lie from their mean, of 255: fewer are easier (45)"),
         "seed": (0, "another seed draws other pictures (0)"),
         "workers": (len(os.sched_getaffinity(0)), "processes that draw (one for each CPU)"),
     }
@@ -210,7 +218,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     for flag, (default, text) in numbers.items():
         parser.add_argument(f"--{flag}", metavar="N", type=int, default=default, help=text)
     args = parser.parse_args(argv)
-    least_of = {"per_class": 1, "val_per_class": 1, "size": 2, "seed": 0, "workers": 1}
+    least_of = {"per_class": 1, "val_per_class": 1, "size": 2, "spread": 0, "seed": 0, "workers": 1}
     for flag, least in least_of.items():
         if (number := getattr(args, flag)) is not None and number < least:
             parser.error(f"--{flag.replace('_', '-')} {number} is too small: use {least} or more")

@@ -633,6 +633,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     "tests/tools/test_toy_imagenet.py::test_killed": [
         ("workers that end with their parent", 1, '("spawn"), end_with_parent)', '("spawn"))'),
     ],
+    "tests/tools/test_toy_imagenet.py::test_spread": [
+        ("pictures that are easy", 1, "rng.uniform(-spread, spread, (2, 3))",
+         "rng.uniform(-45, 45, (2, 3))"),
+    ],
     "tests/tools/test_fits.py::test_by_hand": [
         ("the gradients that leave with a unit", 1, 'setattr(weight, "grad", None)', "None"),
         ("the unit that is gathered ahead", 1, "rest + 2 * largest", "rest + largest"),

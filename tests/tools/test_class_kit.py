@@ -1,5 +1,7 @@
 """class.zip: what docs/en/class.md promises of it; the doctor judges as its answers say."""
 
+import os
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -37,15 +39,22 @@ def test_students_are_told_nothing(kit: Path) -> None:
     sheets = [(kit / name).read_text("utf-8") for name in ("SHEET.md", "SHEET.zh-CN.md")]
     assert all(name in sheet for sheet in sheets for name in scripts)
     assert not any(found in sheet for sheet in sheets for found in FINDINGS.values() if found)
+    steps = [(kit / name).read_text("utf-8") for name in ("STEPS.md", "STEPS.zh-CN.md")]
+    assert all(text.count("\n### ") > 8 and "\n### 8. " in text for text in steps)
+    for text in (*sheets, *steps):  # what they lead to is there
+        links = re.findall(r"\]\((?!http)(.+?)\)", text)
+        assert all((kit / link).is_file() for link in links) and "{#" not in text
     for name in ("ANSWERS.md", "ANSWERS.zh-CN.md"):
         told = (kit / "answers" / name).read_text("utf-8")
         assert told.count("```diff") == 6 and all(found in told for found in FINDINGS.values())
 
 
 def judged(kit: Path, folder: Path, script: Path, *flags: str) -> str:
+    """As in a student's shell, whose environment is active."""
+    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for name in ("single.py", "doctor.pyz"):
         (folder / name).write_bytes((kit / name).read_bytes())
-    return run([sys.executable, "doctor.pyz", *flags, *LAUNCH, script], folder).stdout
+    return run(["python", "doctor.pyz", *flags, *LAUNCH, script], folder, env=env).output
 
 
 @pytest.mark.proof

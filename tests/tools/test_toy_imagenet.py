@@ -32,9 +32,18 @@ def test_same_seed_gives_the_same_bytes_with_any_number_of_workers(tmp_path: Pat
     assert {p.size for p in pictures} == {(64, 48), (48, 64)}
 
 
+def test_spread(tmp_path: Path) -> None:
+    """At 0 a ground has one colour, but for the grain: of the same pictures less is stored."""
+    for spread in (0, 45):
+        toy_imagenet.write_toy_imagenet(tmp_path / str(spread), 2, 4, size=64, spread=spread)
+    plain, cloudy = (snapshot(tmp_path / str(spread)) for spread in (0, 45))
+    assert plain.keys() == cloudy.keys() and len(plain) == 10
+    assert sum(map(len, plain.values())) < sum(map(len, cloudy.values()))
+
+
 def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """A number below the least is refused, and nothing is made."""
-    for words in (["--per-class", "-1"], ["--val-per-class", "0"], ["--seed", "-1"]):
+    for words in (["--per-class", "-1"], ["--val-per-class", "0"], ["--spread", "-1"]):
         with pytest.raises(SystemExit, match="2"):
             toy_imagenet.main([str(tmp_path / "new"), *words])
         assert f"{words[0]} {words[1]} is too small: use " in capsys.readouterr().err
