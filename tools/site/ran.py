@@ -19,7 +19,7 @@ WORDS = {
         "there": "[Results; two GPUs or eight: one command]({gpu}).",
         "here": "[Results](#results).",
         "gpu": "chapters {chapters} on {count} {name}",
-        "never": "{} on no GPU", "none": "nothing yet on several GPUs",
+        "never": "{} on no GPU", "none": "nothing yet on several GPUs, of one machine or of several",
         "range": "{} to {}", "and": " and ", "comma": "; ",
     },
     "zh": {
@@ -28,7 +28,7 @@ WORDS = {
         "there": "[结果；有两张或八张卡：一条命令]({gpu})。",
         "here": "[结果](#results)。",
         "gpu": "{count} {name} 跑过 {chapters} 章",
-        "never": "{} 章没有在显卡上跑过", "none": "多卡还没有跑过",
+        "never": "{} 章没有在显卡上跑过", "none": "单机多卡、多机多卡都还没有跑过",
         "range": "{} 到 {}", "and": "、", "comma": "；",
     },
 }  # fmt: skip
