@@ -19,7 +19,8 @@ WORDS = {
         "there": "[Results; two GPUs or eight: one command]({gpu}).",
         "here": "[Results](#results).",
         "gpu": "chapters {chapters} on {count} {name}",
-        "never": "{} on no GPU", "none": "nothing yet on several GPUs, of one machine or of several",
+        "never": "{} on no GPU",
+        "none": "nothing yet on several GPUs, of one machine or of several",
         "range": "{} to {}", "and": " and ", "comma": "; ",
     },
     "zh": {
