@@ -1170,7 +1170,7 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("gradients are compared by their right factor", 1,
          "right = factors if outermost else [self.times] * len(pairs)", "right = factors"),
     ],
-    f"{KINDS_OF_PLACE}[a-checkpoint-that-is-reentrant,-and-a-hook]": [
+    f"{KINDS_OF_PLACE}[reentrant-checkpoints-of-one-block,-and-a-hook]": [
         ("a checkpoint computes without gradients at first", 1,
          "self.again.add(id(module))", "pass"),
     ],

@@ -299,6 +299,9 @@ OTHERS: dict[str, tuple[tuple, tuple, str, str]] = {
          "        several and values.requires_grad and values.register_hook(lambda g: 2 * g)\n"
          "        return shares @ values"), (1, 2),
         "backward", "That of what blocks.1.attention.values (Linear)"),
+    "reentrant checkpoints of one block, and a hook": (
+        (*TWICE, *REENTRANT, *HOOK, "DistributedDataParallel(model)",
+         "DistributedDataParallel(model, static_graph=True)"), (1, 2), *EMBEDDED),
     "FSDP2": ((*SHARDED, *EPS), (1, 2), *NORM),
     "FSDP2, and a loss times the number of ranks": (
         (*SHARDED, *TIMES), (1, 2), "loss:processes", "what Net returns"),
