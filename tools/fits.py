@@ -1,13 +1,14 @@
 """Will it fit? The bytes that a rank needs to train a model: without a GPU, and without the memory.
 
     python tools/fits.py 09_language_model/main.py --width 2048 --layers 22 --heads 16 \\
-        --context 4096 --batch-size 16 --bf16 --vocabulary 50304 --memory 24
+        --context 4096 --batch-size 16 --bf16 --vocabulary 50304 --memory 24 80
     python tools/fits.py my_code.py:example --memory 24
 
-09's main.py takes its own flags. A function (also package.module:example) takes nothing and returns
-a model and the batch of one rank: (model, batch), where model(batch), or model(**batch) of a
-dictionary, is a loss, has one as `.loss`, or may stand for one; or (model, batch, loss), where
-loss(model, batch) is it. The model makes its step with fake tensors: shapes, no numbers.
+09's main.py takes its own flags, and so does what transformers.diff makes of it. A function (also
+package.module:example) takes nothing and returns a model and the batch of one rank: (model, batch),
+where model(batch), or model(**batch) of a dictionary, is a loss, has one as `.loss`, or may stand
+for one; or (model, batch, loss), where loss(model, batch) is it. The model makes its step with fake
+tensors: shapes, no numbers.
 
 Counted is every storage that lives at some moment of forward and backward, with the kernels of a
 CPU, and which of them autograd keeps. What DDP and FSDP2 divide, copy and gather is arithmetic, and
@@ -23,7 +24,7 @@ import importlib.util
 import math
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +39,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
+FEW, MANY = (1, 2, 4, 8), (16, 32, 64)  # ranks that are tried
 KINDS = ("activations", "kept by the loss", "more in backward")  # of a Step
 STATES = {"adamw": 2, "sgd": 1}  # numbers that are kept for each weight; SGD's are its momentum
 Loss = Callable[[nn.Module], Tensor]
@@ -99,7 +101,12 @@ class Chapter(Work):
         self.args = self.module.build_parser().parse_args([*argv, *["--synthetic"] * (not given)])
         if self.args.tensor > 1:
             fail("--tensor is not counted here: leave it out, and see what --shard needs")
-        self.vocabulary = vocabulary or self.module.build_coder(self.args).padded
+        self.layers = getattr(self.args, "layers", 0)  # 0: a folder of transformers says it
+        if self.args.sequence > 1 and not self.layers:
+            fail("--sequence is counted for 09's own model alone: leave it out")
+        self.vocabulary = vocabulary or 1
+        if self.layers and not vocabulary:
+            self.vocabulary = self.module.build_coder(self.args).padded
 
     def share(self, ranks: int, divided: bool) -> tuple[int, tuple]:
         args = argparse.Namespace(**vars(self.args))
@@ -112,16 +119,16 @@ class Chapter(Work):
 
     def build(self, key: tuple = (1, 1), layers: int = 0) -> tuple[nn.Module, Loss]:
         micro, places = key
-        args = argparse.Namespace(**vars(self.args) | {"layers": layers or self.args.layers})
+        args = argparse.Namespace(**vars(self.args) | {"layers": layers or self.layers})
         windows = torch.zeros(micro, places + 1, dtype=torch.long)
         losses = partial(self.module.losses, windows=windows, places=torch.arange(places))
         return self.module.build_model(args, self.vocabulary), lambda model: losses(model).mean()
 
     def steps(self, key: tuple, count: Callable) -> tuple[Step, Step]:
         """Blocks are all alike: of two and of three the others follow."""
-        if self.args.layers <= 3:
+        if self.layers <= 3:
             return count(key)
-        pairs, left = zip(count(key, 2), count(key, 3), strict=True), self.args.layers - 3
+        pairs, left = zip(count(key, 2), count(key, 3), strict=True), self.layers - 3
         return tuple(
             Step(*(b + (b - a) * left for a, b in zip(*pair, strict=True))) for pair in pairs
         )
@@ -292,34 +299,56 @@ def room(memory: float) -> float:
 
 
 # ---- what is said ----
-def tell(counter: Counter, counts: list[int], memory: float | None) -> list[str]:
+def allowed(work: Work, counts: Iterable[int], divided: bool) -> tuple[list[int], list[str]]:
+    """The numbers of ranks that go with a chapter's flags, and what is said of the others."""
+    found, refused = [], []
+    for count in counts:
+        try:
+            work.share(count, divided)
+        except SystemExit as error:
+            way = "FSDP2" if divided else "DDP"
+            refused.append(f"{way} on {count}: {str(error).removeprefix('error: ')}")
+        else:
+            found.append(count)
+    return found, refused
+
+
+def what_fits(table: dict[int, dict], way: str, memory: float) -> list[str]:
+    found = []
+    for how in ("", "recomputed: "):
+        fit = [str(n) for n, rank in table.items() if rank[f"{how}TOGETHER"] <= room(memory)]
+        found += [f"{how}{way} on {', '.join(fit)}"] if fit else []
+    return found
+
+
+def tell(counter: Counter, counts: list[int] | None, memories: list[float]) -> list[str]:
     size, units = sum(w.numel() for w in counter.model.parameters()), len(counter.units)
-    lines, fitting = [f"{size / 1e6:,.1f} million parameters, {units} units; GB a rank:"], []
+    lines = [f"{size / 1e6:,.1f} million parameters, {units} units; GB a rank:"]
+    fitting: dict[float, list[str]] = {memory: [] for memory in memories}
     for way in ("DDP", "FSDP2"):
-        ranks, refused = {}, []
-        for count in counts:
-            try:
-                counter.work.share(count, way == "FSDP2")
-            except SystemExit as error:  # of the chapter, whose flags do not divide
-                refused.append(f"{way} on {count}: {str(error).removeprefix('error: ')}")
-            else:
-                ranks[count] = counter.rank(count, way == "FSDP2")
-        if not ranks:
-            fail(refused[0])
-        lines += ["", f"{f'{way}, ranks':<30}" + "".join(f"{count:>10}" for count in ranks)]
-        for name in ranks[max(ranks)]:
-            if any(rank[name] for rank in ranks.values()):
-                cells = [f"{rank[name] / 1e9:>10.3f}" for rank in ranks.values()]
+        divided = way == "FSDP2"
+        ranks, refused = allowed(counter.work, counts or FEW, divided)
+        table = {count: counter.rank(count, divided) for count in ranks}
+        if not counts:
+            # More, if FSDP2, which divides all, needs them; and nothing of what nobody asked for.
+            few = divided and not all(what_fits(table, way, memory) for memory in memories)
+            more, others = allowed(counter.work, MANY if few or not ranks else (), divided)
+            table |= {count: counter.rank(count, divided) for count in more}
+            refused = [] if table else others
+        if not table:
+            fail(refused[-1])
+        lines += ["", f"{f'{way}, ranks':<30}" + "".join(f"{count:>10}" for count in table)]
+        for name in table[max(table)]:
+            if any(rank[name] for rank in table.values()):
+                cells = [f"{rank[name] / 1e9:>10.3f}" for rank in table.values()]
                 lines.append(f"{name:<30}{''.join(cells)}")
         lines += refused
-        for how in ("", "recomputed: ") if memory else ():
-            fit = [str(n) for n, rank in ranks.items() if rank[f"{how}TOGETHER"] <= room(memory)]
-            fitting += [f"{how}{way} on {', '.join(fit)}"] if fit else []
+        for memory in memories:
+            fitting[memory] += what_fits(table, way, memory)
     lines += ["", "DDP without gradient_as_bucket_view=True has its gradients twice."]
-    if memory:
+    for memory, found in fitting.items():
         free = f"of which {memory - room(memory) / 1e9:.1f} stay free (see --help)"
-        told = "; ".join(fitting) or "none of these"
-        lines.append(f"Into {memory:g} GB, {free}, fit: {told}.")
+        lines.append(f"Into {memory:g} GB, {free}, fit: {'; '.join(found) or 'none of these'}.")
     return lines
 
 
@@ -328,15 +357,17 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, Work]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
     add = parser.add_argument
     add("target", help="09_language_model/main.py, with its flags, or my_code.py:function")
-    add("--memory", type=float, metavar="GB", help="of a GPU: say what fits")
-    add("--ranks", type=int, nargs="+", default=[1, 2, 4, 8], metavar="N")
+    add("--memory", type=float, nargs="+", default=[], metavar="GB", help="of a GPU: what fits")
+    tried = "else 1, 2, 4 and 8, where the flags divide; and to 64, if none of these fits"
+    add("--ranks", type=int, nargs="+", metavar="N", help=tried)
     add("--bf16", action="store_true", help="FSDP2: a policy, as 09 has it; DDP: autocast")
     add("--optimizer", choices=STATES, default="adamw", help="sgd: with momentum")
     add("--vocabulary", type=int, metavar="N", help="of 09, in place of its --tokenizer")
     args, rest = parser.parse_known_args(argv)
-    numbers = {"--memory": [args.memory], "--ranks": args.ranks, "--vocabulary": [args.vocabulary]}
-    for flag, values in numbers.items():
-        if any(value is not None and not 0 < value < math.inf for value in values):
+    rows = {"--memory": args.memory, "--ranks": args.ranks or []}
+    rows["--vocabulary"] = [args.vocabulary] if args.vocabulary is not None else []
+    for flag, values in rows.items():
+        if not all(0 < value < math.inf for value in values):
             fail(f"{flag} {' '.join(map(str, values))} is out of range: use numbers above 0")
     path, _, name = args.target.rpartition(":")
     if path and rest:

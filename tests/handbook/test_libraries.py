@@ -575,6 +575,10 @@ def test_in_09(kind: str, installed: Callable, tmp_path: Path) -> None:
     for name in ("transformers", "lora"):
         said("git", "apply", "-p0", ROOT / f"docs/examples/language_model/{name}.diff")
     said(sys.executable, "tiny.py", kind, "model")
+    counted = [ROOT / "tools/fits.py", "main.py", *"--weights model --context 16 --ranks 2".split()]
+    counted += "--batch-size 8 --memory 24".split()
+    result = run_short([sys.executable, *counted], tmp_path, env=env)
+    assert "million parameters, 2 units" in result.output and "FSDP2 on 2" in result.output
     argv = "main.py --weights model --synthetic 3000 --context 16 --batch-size 8 --lr 0.01"
     argv += " --steps 10 --print-freq 1 --eval-steps 5 --sample 5"
     for lora in ("", "--lora 4"):

@@ -1,5 +1,7 @@
 """tools/fits.py against bytes that are counted, on real tensors and on two ranks."""
 
+import re
+
 import fits
 import pytest
 import torch
@@ -101,6 +103,24 @@ def test_example_of_the_page(capsys: pytest.CaptureFixture) -> None:
     assert told.endswith("DDP on 2; recomputed: DDP on 2; FSDP2 on 2; recomputed: FSDP2 on 2.\n")
 
 
+@pytest.mark.proof
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_two_nodes_of_09(language: str, capsys: pytest.CaptureFixture) -> None:
+    """The command on its page, and what the page says fits where."""
+    page = (fits.ROOT / f"docs/{language}/chapters/09_language_model.md").read_text()
+    [block] = re.findall(r"^python tools/fits.py (.*?)^```", page, re.M | re.S)
+    words = block.replace("\\\n", " ").split()
+    before, _, after = page.partition(block)
+    told = re.findall(r"(\d\d\.\d) GB", before[-300:] + after[:300])
+    for accumulate, size, memory in zip("841", told, (24, 40, 80), strict=True):
+        words[words.index("--accumulate") + 1] = accumulate
+        fits.main(words)
+        lines = capsys.readouterr().out.splitlines()
+        assert f"{float(lines[-6].split()[-1]):.1f}" == size, lines
+        least = [line.split()[1] for line in lines if "recomputed: FSDP2 on 16" in line]
+        assert least[0] == str(memory)
+
+
 def test_flags_that_do_not_divide(capsys: pytest.CaptureFixture) -> None:
     """Each number of ranks by itself, by the chapter's own line."""
     flags = "--width 16 --layers 1 --heads 2 --context 8 --batch-size 4 --ranks 3 4".split()
@@ -111,6 +131,24 @@ def test_flags_that_do_not_divide(capsys: pytest.CaptureFixture) -> None:
         ["FSDP2,", "ranks", "4"],
     ]
     assert "\nFSDP2 on 3: --batch-size must be a multiple of 3" in told
+
+
+def test_ranks_that_nobody_named(capsys: pytest.CaptureFixture) -> None:
+    """Those with which the flags go, and more only where no few are enough."""
+    fits.main([f"{__file__}:row", "--memory", "1.1445", "1.2"])
+    *_, small, large = capsys.readouterr().out.splitlines()
+    assert small.endswith("fit: FSDP2 on 16, 32, 64; recomputed: FSDP2 on 16, 32, 64.")
+    assert large.startswith("Into 1.2 GB") and "fit: FSDP2 on 2, 4, 8, 16, 32, 64;" in large
+
+    flags = "--width 16 --layers 1 --heads 2 --context 8 --batch-size 16".split()
+    for replicas, ddp, fsdp in (("2", "1 2 4 8", "2 4 8"), ("16", "1 2 4 8", "16")):
+        fits.main([CHAPTER, *flags, "--replicas", replicas])
+        told = capsys.readouterr().out
+        lines = [line.split(maxsplit=2) for line in told.splitlines() if "ranks  " in line]
+        assert [line[2].split() for line in lines] == [ddp.split(), fsdp.split()]
+        assert " on 1: " not in told
+    with pytest.raises(SystemExit, match="FSDP2 on 64: --replicas 3 .* is 63 ranks"):
+        fits.main([CHAPTER, *flags, "--replicas", "3"])
 
 
 MISTAKES = {
