@@ -16,7 +16,7 @@ WORDS = {
     "en": {
         "line": "**What has run where**: {ran}, and nobody has trained on the whole of ImageNet. "
         "Over {tests} tests run on CPUs, with two processes and more. ",
-        "there": "[Results; two GPUs or eight: one command]({gpu}).",
+        "there": "[Results; what to run on two GPUs or eight]({gpu}).",
         "here": "[Results](#results).",
         "gpu": "chapters {chapters} on {count} {name}",
         "never": "{} on no GPU",
@@ -24,9 +24,9 @@ WORDS = {
         "range": "{} to {}", "and": " and ", "comma": "; ",
     },
     "zh": {
-        "line": "**在什么上跑过**：{ran}，也没有人用完整的 ImageNet 训练过。"
+        "line": "**实测过的硬件**：{ran}，也没有人用完整的 ImageNet 训练过。"
         "{tests} 多个测试在 CPU 上跑，用两个以上的进程。",
-        "there": "[结果；有两张或八张卡：一条命令]({gpu})。",
+        "there": "[已有的结果；有多张卡的话，帮我们补测]({gpu})。",
         "here": "[结果](#results)。",
         "gpu": "{count} {name} 跑过 {chapters} 章",
         "never": "{} 章没有在显卡上跑过", "none": "单机多卡、多机多卡都还没有跑过",
