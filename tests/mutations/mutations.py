@@ -147,6 +147,11 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     f"{GOES_ON}::test_others_may_read_it": [
         ("an export that others may read", 1, "temporary.chmod(mode)", "pass"),
     ],
+    "tests/handbook/test_libraries.py::test_folders_in_09": [
+        ("what an export of transformers has beside weights", 1, "save_around(args, model)\n",
+         "model.config.save_pretrained(args.output_dir)\n"),
+        ("the record, which is no other run's", 1, "ours = path.name == RECORD or ", "ours = "),
+    ],
     f"{DIFFERENCES}::test_average_of_weights": [
         ("training that does not see the average", 1, 'state["average"].copy_(kept)', "pass"),
     ],
