@@ -537,7 +537,7 @@ if not exported:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 for path in exported:
     import main as chapter
-    argv = "--synthetic 3000 --context 16 --weights w --batch-size 8".split()
+    argv = "--synthetic 3000 --context 16 --weights model --batch-size 8".split()
     args = chapter.build_parser().parse_args(argv)
     train, val, coder = chapter.build_data(args, 0, 1)
     windows = torch.stack([val[number] for number in range(len(val))])
