@@ -108,7 +108,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--keep", type=int, default=2, help="newest checkpoints to keep; 0: all")
     add("--eval-steps", type=int, default=500, help="between evaluations, which save")
     add("--eval-windows", type=int, default=2000, help="of them, at most")
-    add("--evaluate", action="store_true", help="--val, or all of unseen --data, alone")
+    add("--evaluate", action="store_true", help="no training: --val, or unseen --data")
     add("--sample", type=int, default=200, help="tokens to write at the end")
     add("--seed", type=int, default=0, help="for weights and order")
     add("--print-freq", type=int, default=20, help="steps between two lines of the log")
