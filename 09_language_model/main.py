@@ -1151,7 +1151,7 @@ def open_row(target: Path, parts: list, width: int, skipped: Counter) -> Row:
                     buffers.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError, KeyError, TypeError) as error:
             fail(f"cannot read tokens {path}: {error!r:.200}")
-    files = sum(map(len, parts))
+    files, texts = sum(map(len, parts)), texts or None  # older tokens do not tell
     made_of = {"files": files, "texts": texts, "skipped": dict(skipped)}
     return Row(buffers, width, digest.hexdigest()[:16], made_of)
 
