@@ -43,9 +43,10 @@ import zlib
 from argparse import Namespace
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
@@ -81,8 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--text-key", default="text", metavar="KEY", help="of a line of jsonl")
     add("--tokenizer", type=Path, metavar="FILE", help="JSON of tokenizers; else bytes")
     add("--end-token", default="<|endoftext|>", help="the tokenizer's, after a text")
-    kept = "folder for the tokens of --data, which are made once"
-    add("--tokens", type=Path, default="runs/tokens", metavar="DIR", help=kept)
+    add("--tokens", type=Path, default="runs/tokens", metavar="DIR", help="of --data")
     add("--width", type=int, default=768, help="numbers that stand for a token")
     add("--layers", type=int, default=12, help="blocks of attention and SwiGLU")
     add("--heads", type=int, default=12, help="of attention, that divide the width")
@@ -108,7 +108,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--keep", type=int, default=2, help="newest checkpoints to keep; 0: all")
     add("--eval-steps", type=int, default=500, help="between evaluations, which save")
     add("--eval-windows", type=int, default=2000, help="of them, at most")
-    add("--evaluate", action="store_true", help="evaluate, and do not train")
+    add("--evaluate", action="store_true", help="no training: --val, or unseen --data")
     add("--sample", type=int, default=200, help="tokens to write at the end")
     add("--seed", type=int, default=0, help="for weights and order")
     add("--print-freq", type=int, default=20, help="steps between two lines of the log")
@@ -234,7 +234,7 @@ class Model(nn.Module):
 
 
 def build_model(args: Namespace, vocabulary: int) -> Model:
-    """Replace it with yours: it maps (tokens, places) to logits, and has `blocks`."""
+    """Yours maps (tokens, places) to logits; divide_model and others name its parts."""
     key_heads = args.key_heads or args.heads
     return Model(vocabulary, args.width, args.layers, args.heads, key_heads)
 
@@ -266,7 +266,7 @@ def divide_model(
 
 
 def build_optimizer(args: Namespace, model: nn.Module) -> Optimizer:
-    """Matrices decay; norms and the embedding do not."""
+    """Matrices decay; norms, and the embedding by its name, do not."""
     matrices, others = [], []
     for name, weight in model.named_parameters():
         decays = weight.dim() > 1 and "tokens." not in name
@@ -424,7 +424,7 @@ def main(argv: list[str] | None = None) -> None:
         log(log_file, "eval", place_of(args, done, train_set) | scores)
     while not (args.evaluate or stop) and (done < args.steps or not evaluated):
         save = False
-        if evaluated or done % args.eval_steps and done < args.steps:
+        if evaluated or (done % args.eval_steps and done < args.steps):
             until = min(args.steps, done - done % args.eval_steps + args.eval_steps)
             done, save, stop = train(
                 args, log_file, model, optimizer, train_set, work, done, until
@@ -611,7 +611,7 @@ def check_finite(loss: float, where: str) -> None:
 
 def check_enough(args: Namespace, train_set: Windows, val_set: Windows) -> None:
     """Fail where a pass would have no step, or an evaluation nothing to do."""
-    if len(train_set) < args.batch_size:
+    if len(train_set) < args.batch_size and not args.evaluate:
         told = f"the text has {len(train_set)} sequences of {args.context} tokens"
         told = f"{told} to train on, fewer than --batch-size {args.batch_size}"
         fail(f"{told}: use more text, or a smaller --batch-size or --context")
@@ -689,6 +689,17 @@ def open_weights(path: Path) -> dict[str, Callable[[str], Tensor]]:
     return readers
 
 
+def told_by(path: Path) -> dict[str, str]:
+    """What `export` has written of the run into a file of weights, if it could."""
+    files = [file for file in weight_files(path) if file.suffix == ".safetensors"]
+    try:
+        from safetensors import safe_open
+
+        return (safe_open(files[0], "pt").metadata() or {}) if files else {}
+    except Exception as error:  # of many kinds
+        fail(f"cannot read --weights {path}: {error!r:.200}")
+
+
 def read_weight(path: Path, name: str, shape: torch.Size) -> Tensor:
     """A tensor of --weights. Fails if it has none of this shape."""
     reader = open_weights(path).get(name)
@@ -752,7 +763,8 @@ def build_data(
     need the same ones."""
     coder = build_coder(args)
     if not args.data:
-        row = Row([synthetic_text(args.synthetic)], 1)
+        texts = synthetic_text(args.synthetic).decode().split("\0")
+        row = Row([coder.encode(texts)[: -coder.width]], coder.width)  # cut: no end
     else:
         row = tokenized(args, args.data, coder, rank, world_size)
     windows = (len(row) - 1) // args.context
@@ -762,8 +774,33 @@ def build_data(
         train = Windows(row, args.context, 0, windows)
         row = tokenized(args, args.val, coder, rank, world_size)
         val = Windows(row, args.context, 0, (len(row) - 1) // args.context)
+    elif args.evaluate and args.data and is_unseen(args, row):
+        train = val = Windows(row, args.context, 0, windows)
     check_enough(args, train, val)
+    if args.evaluate and rank == 0:
+        text = args.val or args.data or "--synthetic"
+        text = f"the last twentieth of {text}" if 0 < val.begin else f"all of {text}"
+        count = min(len(val), args.eval_windows)
+        most = f" (--eval-windows {args.eval_windows})" if count < len(val) else ""
+        print(f"evaluates {count} of {len(val)} sequences of {text}{most}", flush=True)
     return train, val, coder
+
+
+def is_unseen(args: Namespace, row: Row) -> bool:
+    """Whether the run, whose weights are evaluated, has trained on another text than
+    --data: by its record, or what `export` has told of it. Fails where it has trained
+    on all of this."""
+    if args.resume is not None:
+        whole = read_record(folder_to_resume(args))["whole"]
+        run = whole[0]["run"] if whole else {}
+    else:
+        run = told_by(args.weights)
+    trained_on, evaluated = str(run.get("text")), str(run.get("text to evaluate"))
+    if f"(checksum {row.digest})" not in trained_on:
+        return True
+    if f"(checksum {row.digest})" not in evaluated:
+        fail(f"the run has trained on all of {args.data}: add its --val")
+    return False
 
 
 class Windows:
@@ -807,12 +844,16 @@ def steps_per_epoch(args: Namespace, train: Windows) -> int:
 
 class Row:
     """Tokens in one long row, which lies in buffers of whole tokens: mapped files, or
-    bytes. Reading copies what is asked for, and nothing else."""
+    bytes. Reading copies what is asked for, and nothing else. `made_of` is for the
+    log: numbers of files and texts, and of files that are not read, by their ending."""
 
-    def __init__(self, buffers: list, width: int, digest: str = "") -> None:
+    def __init__(
+        self, buffers: list, width: int, digest: str = "", made_of: dict | None = None
+    ) -> None:
         self.buffers, self.width = buffers, width  # bytes of a token: 1, 2 or 4
         self.ends = list(accumulate(len(one) // width for one in buffers))
         self.digest = digest or f"{zlib.crc32(b''.join(buffers)):x}"
+        self.made_of = made_of or {}
 
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0
@@ -871,7 +912,7 @@ class FileCoder(Coder):
             fail(f"cannot read --tokenizer {path}: {error}")
         self.end = self.tokenizer.token_to_id(end)
         if self.end is None:
-            fail(f"{path} has no token {end!r}: name another by --end-token")
+            fail(f"{path} has no token {end!r}: add --end-token {eos_beside(path)}")
         # Its numbers may have gaps, so their count may be less than the largest one.
         self.size = max(self.tokenizer.get_vocab().values()) + 1
         self.width = 2 if self.size <= 1 << 16 else 4
@@ -893,6 +934,16 @@ class FileCoder(Coder):
 
     def count_bytes(self, tokens: Tensor) -> int:
         return len(self.decode(tokens.tolist()).encode())
+
+
+def eos_beside(path: Path) -> str:
+    """The token that ends a text, as typed, if the tokenizer's folder tells it."""
+    try:
+        told = json.loads((path.parent / "tokenizer_config.json").read_text())
+        eos = told["eos_token"]
+        return "'" + (eos["content"] if isinstance(eos, dict) else eos) + "'"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "NAME, of the one that ends a text"
 
 
 def build_coder(args: Namespace) -> Coder:
@@ -922,7 +973,7 @@ def tokenized(
 ) -> Row:
     """The row of all tokens of a folder's texts, by the order of names. Each rank makes
     the files of some parts, unless they are there; then all wait for all of them."""
-    parts = list_parts(folder)
+    parts, skipped = list_parts(folder)
     names = [
         (str(path.relative_to(folder)), size) for part in parts for path, size in part
     ]
@@ -945,7 +996,10 @@ def tokenized(
                 missing = target / f"{number:05}.json"
                 hint = "it makes it now, or has other text or another --tokens folder"
                 print(f"rank {rank} waits for {missing} of another rank: {hint}")
-    return open_row(target, parts, coder.width)
+    row = open_row(target, parts, coder.width, skipped)
+    if rank == 0 and skipped:
+        print(f"{folder}: {not_read(skipped)}", flush=True)
+    return row
 
 
 def name_of(names: list[tuple[str, int]], coder: Coder, key: str) -> str:
@@ -954,22 +1008,26 @@ def name_of(names: list[tuple[str, int]], coder: Coder, key: str) -> str:
     return hashlib.sha256(told).hexdigest()[:16]
 
 
-def list_parts(folder: Path) -> list[list[tuple[Path, int]]]:
+def list_parts(folder: Path) -> tuple[list[list[tuple[Path, int]]], Counter]:
     """The files of text below a folder with their sizes, in parts that make a file of
-    tokens each."""
+    tokens each; and how many are not read, by their endings."""
     if not folder.is_dir():
         fail(f"there is no folder {folder}: --data and --val are folders of text")
-    parts, filled = [], PART
+    parts, filled, skipped = [], PART, Counter()
     for path in sorted(folder.rglob("*")):
-        if is_text(path.name) and path.is_file():
+        if not path.is_file():
+            continue
+        if is_text(path.name):
             if filled >= PART:
                 parts.append([])
                 filled = 0
             parts[-1].append((path, path.stat().st_size))
             filled += path.stat().st_size
+        else:
+            skipped[ending(path.name)] += 1
     if not parts:
-        fail(f"{folder} has no file of text: none ends in {', '.join(KINDS)}, or .gz")
-    return parts
+        fail(f"{folder} has no text: {not_read(skipped)}")
+    return parts, skipped
 
 
 def is_text(name: str) -> bool:
@@ -977,46 +1035,78 @@ def is_text(name: str) -> bool:
     return name.removesuffix(".gz").endswith(KINDS)
 
 
+def ending(name: str) -> str:
+    """Of a file that is not read: the last part of its name, two if it is packed."""
+    first, *parts = name.rpartition("/")[2].lstrip(".").split(".")
+    packed = parts and parts[-1] in ("gz", "zst", "xz", "bz2", "zip")
+    return "." + ".".join(parts[-2 if packed else -1 :]) if parts else "no ending"
+
+
+def not_read(skipped: Counter) -> str:
+    """For a line: what is not read, and what is."""
+    read = f"read are {', '.join(KINDS)}, each also as .gz"
+    most = skipped.most_common(9)
+    told = ", ".join(f"{count} {name}" for name, count in most)
+    told += f", and {len(skipped) - 9} other kinds" if len(skipped) > 9 else ""
+    if any(name.startswith(".json") for name in skipped):
+        told += " (to .jsonl rename what has JSON in each line)"
+    return f"not read are {told}; {read}" if skipped else read
+
+
 def write_part(
     args: Namespace, paths: list[Path], coder: Coder, target: Path, number: int
 ) -> None:
-    """Tokenize files into one; beside it, last, its size and checksum as JSON."""
-    checksum, size = 0, 0
+    """Tokenize files into one; beside it, last, as JSON its size, its checksum, and of
+    what it is made."""
+    checksum, size, count, skipped = 0, 0, 0, Counter()
     temporary = target / f"{number:05}.{os.getpid()}.tmp"
     try:
         with temporary.open("wb") as file:
-            found = (text for path in paths for text in texts_of(path, args.text_key))
+            each = (texts_of(path, args.text_key, skipped) for path in paths)
+            found = chain.from_iterable(each)
             while texts := list(islice(found, 1000)):
-                data = coder.encode(texts)
+                data, count = coder.encode(texts), count + len(texts)
                 checksum, size = zlib.crc32(data, checksum), size + len(data)
                 file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target / f"{number:05}.bin")
-        temporary.write_text(json.dumps({"size": size, "checksum": checksum}))
+        told = {"size": size, "checksum": checksum, "texts": count, "skipped": skipped}
+        temporary.write_text(json.dumps(told))
         temporary.replace(target / f"{number:05}.json")
     finally:
         temporary.unlink(missing_ok=True)  # the disk may be full
 
 
-def texts_of(path: Path, key: str) -> Iterator[str]:
-    """The texts of a file: the lines of jsonl, those of each file in a tar, or one."""
+def texts_of(path: Path, key: str, skipped: Counter) -> Iterator[str]:
+    """The texts of a file: the lines of jsonl, those of each file in a tar, or one.
+    Files in a tar that are not read are counted, by their endings."""
     try:
         with path.open("rb") as file:
-            yield from texts_in(file, path.name, key)
+            yield from texts_in(file, path.name, key, skipped)
     except Exception as error:  # tar, gzip, disk and text have their own kinds
         fail(f"cannot read text of {path}: {error or type(error).__name__}")
 
 
-def texts_in(file: Any, name: str, key: str) -> Iterator[str]:
+def texts_in(file: Any, name: str, key: str, skipped: Counter) -> Iterator[str]:
     """The same, of an open file with this name."""
     if name.endswith(".gz"):
         file, name = gzip.open(file), name.removesuffix(".gz")
     if name.endswith(".tar"):
+        read, others = 0, Counter()
         with tarfile.open(fileobj=file, mode="r|") as archive:  # read once, in order
             for member in archive:
-                if member.isfile() and is_text(member.name):
-                    yield from texts_in(archive.extractfile(member), member.name, key)
+                if not member.isfile():
+                    continue
+                if not is_text(member.name):
+                    others[ending(member.name)] += 1
+                    continue
+                read += 1
+                inside = archive.extractfile(member)
+                yield from texts_in(inside, member.name, key, skipped)
+        if others and not read:
+            raise ValueError(f"{name} has no text: {not_read(others)}")
+        skipped.update(others)
     elif name.endswith(".jsonl"):
         for number, line in enumerate(file, 1):
             where = f"line {number} of {name}"
@@ -1040,10 +1130,10 @@ def text_of(line: bytes, key: str, where: str) -> str:
     return text
 
 
-def open_row(target: Path, parts: list, width: int) -> Row:
+def open_row(target: Path, parts: list, width: int, skipped: Counter) -> Row:
     """Map the files of tokens. Fails if one is not as it was written, or older than its
-    text."""
-    buffers, digest = [], hashlib.sha256()
+    text. skipped: files that are not read, to which those in tars are added."""
+    buffers, digest, texts = [], hashlib.sha256(), 0
     for number, part in enumerate(parts):
         path = target / f"{number:05}.bin"
         try:
@@ -1054,12 +1144,16 @@ def open_row(target: Path, parts: list, width: int) -> Row:
                 why = "older than its text" if whole else "not whole"
                 fail(f"{path} is {why}: remove {target}, and it is made again")
             digest.update(f"{known['size']} {known['checksum']} ".encode())
+            texts += known.get("texts", 0)
+            skipped.update(known.get("skipped", {}))
             if known["size"]:
                 with path.open("rb") as file:
                     buffers.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError, KeyError, TypeError) as error:
             fail(f"cannot read tokens {path}: {error!r:.200}")
-    return Row(buffers, width, digest.hexdigest()[:16])
+    files, texts = sum(map(len, parts)), texts or None  # older tokens do not tell
+    made_of = {"files": files, "texts": texts, "skipped": dict(skipped)}
+    return Row(buffers, width, digest.hexdigest()[:16], made_of)
 
 
 def seed_of(*numbers: int) -> int:
@@ -1196,6 +1290,7 @@ def log_start(
         **sides._asdict(),
         "parameters": parameters,
         "megabytes_per_rank": {name: size / 1e6 for name, size in kept.items()},
+        **train_set.row.made_of,
         "tokens": len(train_set) * args.context,
         "tokens_per_step": a_step,
         "tokens_per_rank": a_step // groups // args.sequence,
@@ -1210,7 +1305,10 @@ def log_start(
 
 def place_of(args: Namespace, done: int, train_set: Windows) -> dict:
     """For the log: the last of so many steps. An epoch is a pass over all windows;
-    epochs count from 0, and the steps of one from 1."""
+    epochs count from 0, and the steps of one from 1. --evaluate knows no epochs: its
+    text and --batch-size may be others."""
+    if args.evaluate:
+        return {"step": done}
     steps = steps_per_epoch(args, train_set)
     epoch = max(0, done - 1) // steps
     return {"epoch": epoch, "step": done - epoch * steps}
@@ -1262,8 +1360,8 @@ def describe_run(
     args: Namespace, train_set: Windows, val_set: Windows, coder: Coder
 ) -> dict:
     """What a checkpoint says of its run: all on which weights and steps depend."""
-    shape = f"width {args.width}, {args.layers} layers, {args.heads} heads"
-    shape += f", {args.key_heads or args.heads} of keys, {coder.size} tokens"
+    shape = f"--width {args.width} --layers {args.layers} --heads {args.heads}"
+    shape += f" --key-heads {args.key_heads or args.heads}, {coder.size} tokens"
     typed = f"--batch-size {args.batch_size} --context {args.context}"
     return {
         "model": shape,
@@ -1584,7 +1682,10 @@ def export(args: Namespace, run: dict, model: nn.Module) -> None:
     temporary = path.with_suffix(".tmp")
     try:
         temporary.unlink(missing_ok=True)  # a link would be written through
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the umask has it; safetensors has its own
         save(state, temporary)
+        temporary.chmod(mode)
         temporary.replace(path)
     except Exception as error:  # a full disk is one kind for each library
         temporary.unlink(missing_ok=True)

@@ -237,6 +237,23 @@ def test_kinds_of_text(tmp_path: Path) -> None:
     assert len(list((tmp_path / "tokens").glob("*/*.bin"))) == 4 + 2 + 1
 
 
+def test_what_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """It is counted by endings, in tars too, and said: also when the tokens are there."""
+    text_folder(tmp_path / "text")
+    for name in ("f.json.gz", "below/g.JSON", "h.tar.zst", "i.v2.json.gz"):
+        (tmp_path / "text" / name).touch()
+    chapter = load_chapter(LM)
+    argv = ["--data", str(tmp_path / "text"), "--tokens", str(tmp_path / "tokens")]
+    args = chapter.build_parser().parse_args(argv)
+    for _ in range(2):
+        made_of = chapter.tokenized(args, args.data, chapter.Coder(), 0, 1).made_of
+        assert (made_of["files"], made_of["texts"]) == (4, len(TEXTS))
+        expected = {".json.gz": 2, ".JSON": 1, ".tar.zst": 1, ".png": 1, "no ending": 1}
+        assert made_of["skipped"] == expected
+        [line] = capsys.readouterr().out.splitlines()
+        assert "text: not read are 2 .json.gz, 1 " in line and "1 .png" in line
+
+
 def test_nothing_in_the_files(tmp_path: Path) -> None:
     """An empty text is one, which ends at once; what is empty of others has none."""
     (tmp_path / "text").mkdir()
@@ -280,6 +297,10 @@ def test_tokenizer(tmp_path: Path) -> None:
     coder = chapter.build_coder(chapter.build_parser().parse_args(argv))
     assert coder.decode(row.tolist()) == "".join(TEXTS)
     assert coder.count_bytes(row) == sum(map(len, texts))
+    argv = ["--synthetic", "3000", "--context", "16", *argv[4:], "--batch-size", "1"]
+    train, _, _ = chapter.build_data(chapter.build_parser().parse_args(argv), 0, 1)
+    row = train.row.read(0, len(train.row))
+    assert coder.decode(row.tolist()).encode() == chapter.synthetic_text(3000).replace(b"\0", b"")
 
 
 def test_tokenizer_with_gaps(tmp_path: Path) -> None:
@@ -293,6 +314,14 @@ def test_tokenizer_with_gaps(tmp_path: Path) -> None:
     assert coder.size == 100 and coder.padded == 128
     with pytest.raises(SystemExit, match="error: --tokenizer cannot encode a text"):
         coder.encode(["zwei"])
+    for beside, hint in (
+        ({}, "NAME, of the one that ends a text"),
+        ({"eos_token": "<e>"}, "'<e>'"),
+        ({"eos_token": {"content": "</s>"}}, "'</s>'"),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(beside))
+        with pytest.raises(SystemExit, match=f"no token '<end>': add --end-token {hint}$"):
+            chapter.FileCoder(tmp_path / "tokenizer.json", "<end>")
 
 
 def test_numbers_above_half() -> None:
@@ -349,7 +378,7 @@ def test_two_hundred_gigabytes(crew: Crew, tmp_path: Path) -> None:
     for number in range(4):
         with (tmp_path / f"text/{number}.txt").open("wb") as file:
             file.truncate(50 * 10**9)
-    parts = chapter.list_parts(tmp_path / "text")
+    parts, _ = chapter.list_parts(tmp_path / "text")
     names = [(str(p.relative_to(tmp_path / "text")), size) for part in parts for p, size in part]
     folder = tmp_path / "tokens" / chapter.name_of(names, chapter.Coder(), "text")
     folder.mkdir(parents=True)
@@ -438,7 +467,14 @@ def test_mistakes_in_data(crew: Crew, tmp_path: Path) -> None:
     assert "there is no folder text" in line()
     (tmp_path / "text").mkdir()
     (tmp_path / "text/a.csv").write_text("a,b")
-    assert "has no file of text" in line()
+    assert "text has no text: not read are 1 .csv; read are .txt, .md, .jsonl, .tar" in line()
+    (tmp_path / "text/c4.json.gz").touch()
+    assert "not read are 1 .csv, 1 .json.gz (to .jsonl rename what has JSON in each" in line()
+    with tarfile.open(tmp_path / "text/b.tar", "w") as archive:
+        archive.add(tmp_path / "text/a.csv", "a.csv")
+    (tmp_path / "text/a.txt").write_text("text " * 999)  # which would be enough
+    assert "text/b.tar: b.tar has no text: not read are 1 .csv; read are .txt" in line()
+    (tmp_path / "text/b.tar").unlink()
     (tmp_path / "text/a.txt").write_bytes(b"\xff\xfe\x00")
     assert "cannot read text of text/a.txt: a.txt is not UTF-8: 'utf-8' codec" in line()
     (tmp_path / "text/a.txt").unlink()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from crew import Crew
 from harness import ROOT, events, load_chapter, rows
-from plain_language_model import LM, TRAIN, furthest, main_as, plain_training, weights_of
+from plain_language_model import LM, SHAPE, TRAIN, furthest, main_as, plain_training, weights_of
 from refusals import Bomb, snapshot
 from run_log import read_run
 from test_language_model import large_crew, refused, train  # noqa: F401
@@ -240,7 +240,7 @@ def test_damaged_record(case: str, crew: Crew, copy_of: Path) -> None:
 OTHERS = {
     "seed": (["--seed", "1"], "--seed 0"),
     "batch": (["--batch-size", "4"], "--batch-size 8"),
-    "model": (["--layers", "1"], "2 layers"),
+    "model": (["--layers", "1"], "--layers 2 --heads"),
     "text": (["--synthetic", "3333"], "windows (checksum"),
 }
 
@@ -255,7 +255,7 @@ def test_another_run(case: str, crew: Crew, copy_of: Path) -> None:
 def test_record_of_another_model(crew: Crew, copy_of: Path) -> None:
     """Edited by hand, so that it says what the checkpoint is not."""
     path = copy_of / "checkpoints.json"
-    path.write_text(path.read_text().replace("2 layers", "3 layers"))
+    path.write_text(path.read_text().replace("--layers 2", "--layers 3"))
     assert "cannot load" in no_resume(crew, copy_of, "--layers", "3")
 
 
@@ -300,6 +300,43 @@ def test_evaluated(crew: Crew, finished: Path, tmp_path: Path) -> None:
     words = [*ARGV, *weights, "--width", "64", "--output-dir", tmp_path / "other"]
     [line] = refused(crew, words, 1, tmp_path)
     assert "tokens.weight must have the shape [256, 64], and it has [256, 32]" in line
+
+
+def test_evaluates_other_text(crew: Crew, tmp_path: Path) -> None:
+    """All of it, though shorter than a batch, at most --eval-windows. But of the text of the run,
+    which its record and its export know, what is held out: what it has trained on is refused."""
+    for name, count in (("ours", 300), ("other", 9)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("Ada counts boats. " * count)  # of 18 bytes
+    ours, other = ["--data", tmp_path / "ours"], ["--data", tmp_path / "other"]
+    argv = [*SHAPE, "--batch-size", 16, "--steps", 1, "--tokens", tmp_path / "tokens"]
+    first, second = (["--output-dir", tmp_path / name] for name in ("first", "second"))
+    train(crew, 1, [*argv, *first, *ours])
+    train(crew, 1, [*argv, *second, *ours, "--val", tmp_path / "other"])
+    saved, windows = ["--weights", tmp_path / "first/model.safetensors"], 300 * 18 // 16
+    for flags, count in (
+        ([*other, *saved], 9 * 18 // 16),
+        ([*other, *saved, "--eval-windows", 4], 4),
+        ([*other, *first, "--resume"], 9 * 18 // 16),
+        ([*other, *second, "--resume"], 9 * 18 // 16),
+        ([*ours, *saved], windows // 20),
+        ([*ours, *first, "--resume"], windows // 20),
+        ([*ours, *second, "--resume", "--val", tmp_path / "other"], 9 * 18 // 16),
+    ):
+        where = first if "--resume" not in flags else []
+        answers = train(crew, 1, [*argv, "--evaluate", *flags, *where])
+        folder = tmp_path / ("second" if second[1] in flags else "first")
+        row = events(folder, "evaluate.jsonl")[-2]
+        assert row["tokens"] == 16 * count and row["step"] == ("--resume" in flags), flags
+        assert f"evaluates {count} of " in answers[0]["stdout"]
+    words = [*argv, "--evaluate", *ours, *second, "--resume"]
+    assert "trained on all of" in refused(crew, words, 1, tmp_path)[0]
+
+
+def test_others_may_read_it(finished: Path) -> None:
+    """The export, as all other files, is for whom the umask has it."""
+    log, weights = (finished / name for name in ("metrics.jsonl", "model.safetensors"))
+    assert oct(weights.stat().st_mode) == oct(log.stat().st_mode)
 
 
 def test_begins_with_weights(crew: Crew, finished: Path, tmp_path: Path) -> None:

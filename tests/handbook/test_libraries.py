@@ -537,7 +537,7 @@ if not exported:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 for path in exported:
     import main as chapter
-    argv = "--synthetic 3000 --context 16 --weights w --batch-size 8".split()
+    argv = "--synthetic 3000 --context 16 --weights model --batch-size 8".split()
     args = chapter.build_parser().parse_args(argv)
     train, val, coder = chapter.build_data(args, 0, 1)
     windows = torch.stack([val[number] for number in range(len(val))])
@@ -603,6 +603,85 @@ def test_in_09(kind: str, installed: Callable, tmp_path: Path) -> None:
     if kind != "Llama":
         refused = run_short([*TORCHRUN, 2, *argv.split(), "--sequence", 2], tmp_path, env=env)
         assert f"--sequence is for Llama here, not for {kind.lower()}" in refused.output
+
+
+FOLDERS = """
+import json
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+for kind, more in (("Llama", {}), ("Qwen3Moe", {"num_experts": 4, "moe_intermediate_size": 16}),
+                   ("GPT2", {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 300})):
+    config = getattr(transformers, f"{kind}Config")(**(more if kind == "GPT2" else sizes | more))
+    AutoModelForCausalLM.from_config(config).save_pretrained(kind)
+alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+tokenizer = Tokenizer(models.BPE({name: at for at, name in enumerate(["</s>", *alphabet])}, []))
+tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+tokenizer.decoder = decoders.ByteLevel()
+for kind in ("Qwen3Moe", "GPT2"):
+    tokenizer.save(f"{kind}/tokenizer.json")
+tokenizer.save("tokenizer.json")
+with open("Llama/tokenizer_config.json", "w") as file:
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "kept": 1}
+    json.dump(told, file)
+for name in ("checkpoints.json", "model.safetensors.index.json"):
+    with open(f"Llama/{name}", "w") as file:
+        file.write("{}")
+"""
+USED = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+found = AutoTokenizer.from_pretrained("run")("def main(")["input_ids"]
+print(found == AutoTokenizer.from_pretrained("Llama")("def main(")["input_ids"], len(found))
+AutoModelForCausalLM.from_pretrained("run")
+"""
+
+
+def test_folders_in_09(installed: Callable, tmp_path: Path) -> None:
+    """The folder's tokenizer is taken, or missed; the export is such a folder again; another config
+    beside a checkpoint, a longer context, another kind of model and a mistyped name are a line."""
+    (tmp_path / "main.py").write_text((ROOT / "09_language_model/main.py").read_text())
+    (tmp_path / "folders.py").write_text(FOLDERS)
+    (tmp_path / "used.py").write_text(USED)
+    env = installed("transformers") | {"HF_HUB_OFFLINE": "1", "LOCAL_RANK": "0"}
+    env |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+
+    def said(*words: object, status: int = 0) -> str:
+        result = run_short(words, tmp_path, env=env)
+        assert result.returncode == status, result.output
+        return result.output
+
+    def line(flags: str) -> str:
+        [last] = re.findall("^error: .*", said(*argv, *flags.split(), status=1), re.M)
+        return last
+
+    said("git", "apply", "-p0", ROOT / "docs/examples/language_model/transformers.diff")
+    said(sys.executable, "folders.py")
+    argv = "main.py --synthetic 3000 --context 16 --batch-size 8 --steps 2 --sample 0".split()
+    argv = [sys.executable, *argv, "--output-dir", "run", "--eval-steps", "2", "--weights"]
+    assert "there is no Llama/tokenizer.json, and 300 tokens are no bytes" in line("Llama")
+    (tmp_path / "tokenizer.json").rename(tmp_path / "Llama/tokenizer.json")
+    assert "has no token '<|endoftext|>': add --end-token '</s>'" in line("Llama")
+    ends = "--end-token </s>"
+    assert "--context 65 is more than max_position_embeddings, 64" in line(
+        f"Llama {ends} --context 65"
+    )
+    assert "qwen3_moe is not for this program, it has experts: use Llama" in line("Qwen3Moe")
+    assert "gpt2 is not for this program, it has no model.embed_tokens, " in line("GPT2")
+    assert "--weights Lama is no folder of a model: it has no config.json" in line("Lama")
+
+    said(*argv, "Llama", *ends.split())
+    assert "True 9" in said(sys.executable, "used.py").splitlines()
+    run_dir = tmp_path / "run"
+    assert json.loads((run_dir / "tokenizer_config.json").read_text())["kept"] == 1
+    assert not (run_dir / "model.safetensors.index.json").exists()
+    assert json.loads((run_dir / "checkpoints.json").read_text())["whole"]
+    config = json.loads((tmp_path / "Llama/config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 5e5  # which no shape tells
+    (tmp_path / "Llama/config.json").write_text(json.dumps(config))
+    assert "--resume: model: was 'llama of 1 layers, " in line(f"Llama {ends} --steps 4 --resume")
 
 
 # LoRA beside frozen weights of 4 bits, as the page has it, computed in float32: bfloat16 rounds so

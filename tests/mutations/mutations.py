@@ -122,10 +122,35 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
     ],
     f"{LM}::test_tokenizer": [
         ("texts that a tokenizer cuts", 1, "self.tokenizer.no_truncation()", "pass"),
+        ("tokens of generated text", 1, "Row([coder.encode(texts)[: -coder.width]], coder.width)",
+         "Row([synthetic_text(args.synthetic)], 1)"),
     ],
     f"{LM}::test_tokenizer_with_gaps": [
         ("the largest number of a tokenizer", 1, "max(self.tokenizer.get_vocab().values()) + 1",
          "len(self.tokenizer.get_vocab())"),
+    ],
+    f"{LM}::test_what_is_not_read": [
+        ("files that are not read, in tars", 1, "        skipped.update(others)\n", ""),
+        ("files that are not read, in a folder", 1, "skipped[ending(path.name)] += 1", "pass"),
+        ("what is not read, of tokens that are there", 1,
+         'skipped.update(known.get("skipped", {}))', "pass"),
+    ],
+    f"{GOES_ON}::test_evaluates_other_text": [
+        ("all of another text", 1, "elif args.evaluate and args.data and is_unseen(args, row):",
+         "elif False:"),
+        ("text that the run has trained on", 1, "not in trained_on:", "not in evaluated:"),
+        ("text of the run, by its export", 1, "run = told_by(args.weights)", "run = {}"),
+        ("a text shorter than a batch", 1, "args.batch_size and not args.evaluate:",
+         "args.batch_size:"),
+        ("steps where there are no epochs", 1, '        return {"step": done}', "        pass"),
+    ],
+    f"{GOES_ON}::test_others_may_read_it": [
+        ("an export that others may read", 1, "temporary.chmod(mode)", "pass"),
+    ],
+    "tests/handbook/test_libraries.py::test_folders_in_09": [
+        ("what an export of transformers has beside weights", 1, "save_around(args, model)\n",
+         "model.config.save_pretrained(args.output_dir)\n"),
+        ("the record, which is no other run's", 1, "ours = path.name == RECORD or ", "ours = "),
     ],
     f"{DIFFERENCES}::test_average_of_weights": [
         ("training that does not see the average", 1, 'state["average"].copy_(kept)', "pass"),
