@@ -44,6 +44,9 @@ def test_students_are_told_nothing(kit: Path) -> None:
     for text in (*sheets, *steps):  # what they lead to is there
         links = re.findall(r"\]\((?!http)(.+?)\)", text)
         assert all((kit / link).is_file() for link in links) and "{#" not in text
+    for name in ("FIGURES.html", "FIGURES.zh-CN.html"):  # by themselves: nothing is fetched
+        page = (kit / name).read_text("utf-8")
+        assert page.count("data-figure=") == 2 and not re.search(r"""(src|href)=["']?http""", page)
     for name in ("ANSWERS.md", "ANSWERS.zh-CN.md"):
         told = (kit / "answers" / name).read_text("utf-8")
         assert told.count("```diff") == 6 and all(found in told for found in FINDINGS.values())

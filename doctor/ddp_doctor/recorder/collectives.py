@@ -15,6 +15,7 @@ from torch.nn import SyncBatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .ending import MET
 from .figures import capturing, figures
 from .hooks import hook
 from .notes import is_library, notes, user_line
@@ -229,6 +230,8 @@ trace = Trace()
 def note_rank(*_: object, **__: object) -> None:
     name = str(dist.group.WORLD.group_name)
     notes.event("rank", rank=dist.get_rank(), world=dist.get_world_size(), group=name)
+    if "gloo" in dist.get_backend():
+        MET.append(notes.pid)
 
 
 def note_join(*_: object) -> None:

