@@ -794,6 +794,10 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
         ("a process that leaves by os._exit has ended", 1,
          'hook(probe, os, "_exit", note_end)', "None"),
     ],
+    f"{ENDINGS}::test_waits_for_threads_of_gloo": [
+        ("gloo's threads end before Python does", 1, "    if notes.pid in MET:", "    if False:"),
+        ("who was in a group is known", 1, "MET.append(notes.pid)", "pass"),
+    ],
     f"{ENDINGS}::test_a_crash_of_its_own": [
         ("a crash of the doctor is no verdict", 1,
          'fail("this is a mistake of its own, and no verdict")', "raise"),

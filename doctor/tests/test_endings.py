@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from harness import PATIENCE, ROOT, Result, alive, finish, run, start
-from test_doctor import TOOL, TORCHRUN, endless
+from test_doctor import ONE_RANK, TOOL, TORCHRUN, endless
 from tiers import table
 from warm import torchrun_environments
 
@@ -315,6 +315,21 @@ def test_both_runs_begin_alike(tmp_path: Path) -> None:
     words = [*TOOL, "--lang", "en", "--against", f"{sys.executable} script.py", *ALONE]
     result = run(["bash", "-c", '"$0" "$@" < lines', *words], tmp_path)
     assert result.said.count("[0, 0] one") == 2, result.output
+
+
+@pytest.mark.proof
+def test_waits_for_threads_of_gloo(tmp_path: Path) -> None:
+    """A process that was in a group, and no other, gives them a moment before Python ends."""
+    said = {}
+    for group in ("", "dist.init_process_group('gloo')\ndist.destroy_process_group()\n"):
+        (tmp_path / "script.py").write_text(
+            f"import time\n\nimport torch.distributed as dist\n\n{SHORT}{group}own = time.sleep\n"
+            "time.sleep = lambda s: (print('waits', s, flush=True), own(s))\n"
+        )
+        result = run([*TOOL, *ONE_RANK, "script.py"], tmp_path)
+        assert "model.pt" in os.listdir(tmp_path) and "Traceback" not in result.output
+        said[group] = result.output.count("waits 0.1")
+    assert [*said.values()] == [0, 1], result.output
 
 
 def test_an_error_has_its_files_name() -> None:
