@@ -423,7 +423,7 @@ KINDS = {
     "another loss, beside times": (
         (*TIMES, "({mean:.3f})", "({mean + 0.01 * world_size:.3f})"), "printed"),
     "an average on rank 0 that rank 1 forgets": ((AVERAGE, "            rank or mean.data.lerp_"),
-                                                 "printed"),
+                                                 "printed:first"),
     "an average that begins late": (
         (AVERAGE, "            step < world_size - 1 or mean.data.lerp_",
          '"model.pt")', '"model.pt" + (world_size - 1) * "7")\n'

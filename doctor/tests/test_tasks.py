@@ -42,7 +42,7 @@ MISTAKES = {
         "printed"),
     "an average of the weights on rank 0 alone": (
         "diffusion",
-        ("        ema.", "        if rank == 0:\n            ema."), "printed"),
+        ("        ema.", "        if rank == 0:\n            ema."), "printed:first"),
     "a rate for a batch that is multiplied by the ranks": (
         "mae", ("BASE_RATE * BATCH", "BASE_RATE * BATCH * world_size"), "rates"),
     "a sum over the batch that DDP averages": (
