@@ -102,7 +102,7 @@ serve: $(DOCS)/ready  ## the same at http://127.0.0.1:8000, built anew on every 
 	$(MKDOCS) serve
 
 clean:  ## remove the environments, the built site, and what the demo made
-	rm -rf $(VENV) $(VENV)-* data/toy runs/demo-* site site-offline
+	rm -rf $(VENV) $(VENV)-* data/toy data/toy-small runs/demo-* site site-offline
 
 $(VENV)/ready: requirements.txt requirements-docs.txt requirements-dev.txt constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"the pinned torch needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}: type make PYTHON=python3.12 $(MAKECMDGOALS)")'

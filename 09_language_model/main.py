@@ -690,12 +690,16 @@ def open_weights(path: Path) -> dict[str, Callable[[str], Tensor]]:
 
 
 def told_by(path: Path) -> dict[str, str]:
-    """What `export` has written of the run into a file of weights, if it could."""
+    """What `export` has written of the run into a file of weights; if it could not,
+    what the record beside it says."""
     files = [file for file in weight_files(path) if file.suffix == ".safetensors"]
+    if not files:
+        whole = read_record(path.parent)["whole"]
+        return whole[0]["run"] if whole else {}
     try:
         from safetensors import safe_open
 
-        return (safe_open(files[0], "pt").metadata() or {}) if files else {}
+        return safe_open(files[0], "pt").metadata() or {}
     except Exception as error:  # of many kinds
         fail(f"cannot read --weights {path}: {error!r:.200}")
 

@@ -18,6 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs/examples/doctor")]
 
 from faults import changed  # noqa: E402
 
+from tools.site.forms import moving  # noqa: E402
 from tools.site.plain import plain  # noqa: E402
 
 EXAMPLES = ROOT / "docs/examples/convert"
@@ -157,20 +158,14 @@ def answers(language: str) -> str:
 def figures(language: str) -> str:
     """The two figures as a page by itself, which a browser opens from the folder."""
     assets = ROOT / "docs/assets"
-    models = (assets / "results/scaling-models.json").read_text("utf-8")
-    data = {"overlap": f'<script type="application/json">{models}</script>'}
-    body, scripts = "", [assets / "javascripts/figures/shared.js"]
-    for still in FIGURES.values():
-        name = still.partition("-")[0]
-        drawn = (assets / f"figures/{still}.{language}.html").read_text("utf-8")
-        drawn += data.get(name, "")
-        body += f'<figure class="fig" id="fig-{name}" data-figure="{name}">{drawn}</figure>\n'
-        scripts.append(assets / f"javascripts/figures/{name}.js")
+    body = "\n".join(moving(assets, still, language) for still in FIGURES.values())
+    names = ["shared", *(still.partition("-")[0] for still in FIGURES.values())]
+    scripts = [assets / f"javascripts/figures/{name}.js" for name in names]
     style = STYLE + (assets / "stylesheets/figures.css").read_text("utf-8")
     script = "\n".join(path.read_text("utf-8") for path in scripts)
     return (
         f'<!doctype html><html lang="{language}"><meta charset="utf-8"><title>class</title>\n'
-        f'<style>{style}</style>\n<body class="md-typeset">\n{body}<script>{script}</script>\n'
+        f'<style>{style}</style>\n<body class="md-typeset">\n{body}\n<script>{script}</script>\n'
     )
 
 

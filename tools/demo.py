@@ -3,8 +3,8 @@
     python tools/demo.py
     python tools/demo.py 08_fsdp2
 
-Draws the toy ImageNet into data/toy if it is not there, trains a chapter that torchrun starts,
-02_distributed or the one named, on it with one process per GPU (two processes on a machine
+Draws the toy ImageNet into data/toy-small if it is not there, trains a chapter that torchrun
+starts, 02_distributed or the one named, on it with one process per GPU (two processes on a machine
 without one) and names what came out. Every call starts a new run folder; an older one is never
 touched.
 """
@@ -19,7 +19,7 @@ import torch
 from run_log import read_run
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = Path("data", "toy")
+DATA = Path("data", "toy-small")
 # For two slow cores: a step of ResNet-18, which has nine times the weights, costs them more than
 # twice as much, at two thirds of the width.
 TOY = ("--size", 160, "--spread", 10)

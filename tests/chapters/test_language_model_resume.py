@@ -313,6 +313,8 @@ def test_evaluates_other_text(crew: Crew, tmp_path: Path) -> None:
     first, second = (["--output-dir", tmp_path / name] for name in ("first", "second"))
     train(crew, 1, [*argv, *first, *ours])
     train(crew, 1, [*argv, *second, *ours, "--val", tmp_path / "other"])
+    # As a run exports it that lacks the library.
+    torch.save(weights_of(tmp_path / "first"), tmp_path / "first/model.pt")
     saved, windows = ["--weights", tmp_path / "first/model.safetensors"], 300 * 18 // 16
     for flags, count in (
         ([*other, *saved], 9 * 18 // 16),
@@ -320,6 +322,7 @@ def test_evaluates_other_text(crew: Crew, tmp_path: Path) -> None:
         ([*other, *first, "--resume"], 9 * 18 // 16),
         ([*other, *second, "--resume"], 9 * 18 // 16),
         ([*ours, *saved], windows // 20),
+        ([*ours, "--weights", tmp_path / "first/model.pt"], windows // 20),
         ([*ours, *first, "--resume"], windows // 20),
         ([*ours, *second, "--resume", "--val", tmp_path / "other"], 9 * 18 // 16),
     ):

@@ -140,6 +140,8 @@ PATCHES: dict[str, list[tuple[str, int, str, str]]] = {
          "elif False:"),
         ("text that the run has trained on", 1, "not in trained_on:", "not in evaluated:"),
         ("text of the run, by its export", 1, "run = told_by(args.weights)", "run = {}"),
+        ("text of the run, by the record beside it", 1,
+         'return whole[0]["run"] if whole else {}', "return {}"),
         ("a text shorter than a batch", 1, "args.batch_size and not args.evaluate:",
          "args.batch_size:"),
         ("steps where there are no epochs", 1, '        return {"step": done}', "        pass"),

@@ -6,8 +6,10 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TextIO
 
+import every_session
 import pytest
 from harness import CHAPTERS, PATIENCE, ROOT, TOOLS, Result, finish, run, start
 
@@ -41,6 +43,10 @@ def test_what_smoke_tests_need(tmp_path: Path) -> None:
     result = run(command, ROOT, env={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 0 and "SKIPPED" not in result.stdout, result.output
     assert result.stdout.count("tests/chapters/test_smoke.py::") == len(CHAPTERS), result.output
+    # Nor what `make doctor.pyz` leaves in the root.
+    (tmp_path / "doctor.pyz").write_bytes(b"PK\xb1")
+    config = SimpleNamespace(option=SimpleNamespace(markexpr="smoke"))
+    assert every_session.pytest_ignore_collect(tmp_path / "doctor.pyz", config)
 
 
 # ------------------------------------------------------------------------------------- apt's locks

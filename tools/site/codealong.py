@@ -19,7 +19,7 @@ from markdown.treeprocessors import Treeprocessor
 from markdown.util import HTML_PLACEHOLDER_RE, AtomicString
 
 from .diffs import CONTEXT, DISTRIBUTED, WHOLE, Hunk, diff_html, hunks, step_hunks
-from .forms import Directive, by_hand, directive, for_python_markdown, repository_path
+from .forms import Directive, by_hand, directive, for_python_markdown, moving, repository_path
 from .source import ROOT, SiteError, Source, read, to_html, translated
 from .verdicts import verdict
 
@@ -165,17 +165,8 @@ class CodeAlong(Preprocessor):
         return diff_html(old, new, self.link, found, *words[1:])
 
     def figure(self, path: str, words: list[str], options: dict[str, list[str]]) -> str:
-        """Its still picture, which docs/assets/javascripts/figures/NAME.js sets in motion."""
         (preset,) = words
-        name = Path(path).stem
-        still = ROOT / f"docs/assets/figures/{name}-{preset}.{language_of(self.md)}.html"
-        data = ""
-        if name == "overlap":
-            models = (ROOT / "docs/assets/results/scaling-models.json").read_text("utf-8")
-            data = f'<script type="application/json">{models.strip()}</script>'
-        # Without blank lines, at which a later processor would begin a paragraph.
-        text = still.read_text("utf-8").strip()
-        return f'<figure class="fig" id="fig-{name}" data-figure="{name}">{text}{data}</figure>'
+        return moving(ROOT / "docs/assets", f"{Path(path).stem}-{preset}", language_of(self.md))
 
 
 class RepositoryLinks(Treeprocessor):

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 try:  # mkdocs shows its own exceptions as one line, any other as a traceback
     from mkdocs.exceptions import BuildError
@@ -158,3 +159,16 @@ def for_python_markdown(page: list[str], language: str) -> list[str]:
     if len(blocks) > 1:
         raise SiteError(f"{blocks[-1][0]} is never closed")
     return blocks[0][1]
+
+
+def moving(assets: Path, still: str, language: str) -> str:
+    """HTML of a figure that moves: its still picture, such as "overlap-start", which
+    assets/javascripts/figures/NAME.js sets in motion, and what that script reads."""
+    name = still.partition("-")[0]
+    data = ""
+    if name == "overlap":
+        models = (assets / "results/scaling-models.json").read_text("utf-8")
+        data = f'<script type="application/json">{models.strip()}</script>'
+    # Without blank lines, at which a later processor would begin a paragraph.
+    text = (assets / f"figures/{still}.{language}.html").read_text("utf-8").strip()
+    return f'<figure class="fig" id="fig-{name}" data-figure="{name}">{text}{data}</figure>'
